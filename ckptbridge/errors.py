@@ -1,0 +1,135 @@
+"""The one exception family: each error says what happened, where, and what to do.
+
+Commands print these and nothing else; ``exit_code`` is what the process returns. Codes are stable
+names for scripts (``--json`` carries them) and are listed in the README.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import ClassVar
+
+# Control characters in names from files must not reach a terminal.
+_ESCAPES = {c: f"\\x{c:02x}" for c in (*range(0x20), *range(0x7F, 0xA0))}
+# Bidirectional overrides can make a printed name read as another one.
+_ESCAPES |= {c: f"\\u{c:04x}" for c in (*range(0x202A, 0x202F), *range(0x2066, 0x206A), 0x200E, 0x200F)}
+
+
+def printable(text: object) -> str:
+    """``text`` with control characters and direction overrides escaped, safe for a terminal."""
+    return str(text).translate(_ESCAPES)
+
+
+class CkptBridgeError(Exception):
+    """Something that cannot be done or judged.
+
+    ``what`` is one sentence; ``remedy`` says what to do next; the keyword fields (``file``,
+    ``tensor``, ``rule``, ``offset``, ``option`` ...) say where, and reach ``--json`` unchanged.
+    """
+
+    code: ClassVar[str] = "error"
+    exit_code: ClassVar[int] = 2
+
+    def __init__(self, what: str, *, remedy: str = "", **where: object) -> None:
+        super().__init__(what)
+        self.what = what
+        self.remedy = remedy
+        self.where: Mapping[str, object] = {k: v for k, v in where.items() if v is not None}
+
+    def __str__(self) -> str:
+        lines = [printable(self.what)]
+        lines += [f"  {key}: {printable(value)}" for key, value in self.where.items()]
+        if self.remedy:
+            # A remedy may hold several lines (a rule to paste); each is escaped by itself.
+            first, *rest = self.remedy.splitlines()
+            lines.append(f"  remedy: {printable(first)}")
+            lines += [f"    {printable(line)}" for line in rest]
+        return "\n".join(lines)
+
+    def to_dict(self) -> dict[str, object]:
+        """The error as ``--json`` prints it."""
+        return {
+            "code": self.code,
+            "what": self.what,
+            "where": {k: v if isinstance(v, (int, float, bool)) else str(v) for k, v in self.where.items()},
+            "remedy": self.remedy,
+        }
+
+
+class UsageError(CkptBridgeError):
+    """The call does not fit together: a wrong option, or two that exclude each other."""
+
+    code = "usage"
+
+
+class FormatError(CkptBridgeError):
+    """A file is not what its format requires, or holds what it must not."""
+
+    code = "format"
+
+
+class UnsupportedError(CkptBridgeError):
+    """A file is recognised, and this tool does not convert such files."""
+
+    code = "unsupported"
+
+
+class TableError(CkptBridgeError):
+    """A mapping table is malformed; the fields name file, rule number and field."""
+
+    code = "table"
+
+
+class ProofError(CkptBridgeError):
+    """A mapping table is well formed and still not a bijection for this config."""
+
+    code = "proof"
+
+
+class ConfigError(CkptBridgeError):
+    """The model's config lacks a value that the table needs, or holds an impossible one."""
+
+    code = "config"
+
+
+class CoverageError(CkptBridgeError):
+    """Tensors that the table expects are missing, or tensors are there that it does not know."""
+
+    code = "coverage"
+
+
+class ShapeError(CkptBridgeError):
+    """A tensor's shape is not the one that table and config require."""
+
+    code = "shape"
+
+
+class DTypeError(CkptBridgeError):
+    """A dtype that the target format cannot hold, or a cast that would lose what must not be lost."""
+
+    code = "dtype"
+
+
+class OutputError(CkptBridgeError):
+    """The output cannot be written: it exists, is not permitted, or there is no room."""
+
+    code = "output"
+
+
+class SourceChangedError(CkptBridgeError):
+    """A source file vanished or changed between planning and reading."""
+
+    code = "source-changed"
+
+
+class BackendError(CkptBridgeError):
+    """A framework that a step needs is missing or does not work."""
+
+    code = "backend"
+
+
+class InterruptedByUser(CkptBridgeError):
+    """The run was stopped by a signal; ``exit_code`` is set on the instance (130 or 143)."""
+
+    code = "interrupted"
+    exit_code = 130

@@ -1,0 +1,1 @@
+"""What a mapping table means; knows nothing of files that hold tensors."""

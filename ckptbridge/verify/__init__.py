@@ -1,0 +1,1 @@
+"""Whether a handoff holds: weights bit for bit, logits on both real backends."""

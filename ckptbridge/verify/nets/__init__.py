@@ -1,0 +1,1 @@
+"""MindSpore forwards that read a checkpoint in its own layout."""

@@ -1,0 +1,1 @@
+"""How a side is loaded and run."""

@@ -1,0 +1,1 @@
+"""The mapping tables, installed as ckptbridge.mappings; README.md teaches their language."""
