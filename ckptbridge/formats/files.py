@@ -1,14 +1,17 @@
-"""Reading a source file by position: headers through a small window, contents only as a checksum."""
+"""Source files: positioned reads for headers, a checksum for contents, and JSON that nobody vouches for."""
 
 from __future__ import annotations
 
+import json
 import os
 import stat
 import zlib
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from ckptbridge.errors import FormatError, UsageError
 
@@ -108,3 +111,40 @@ def checked_numel(shape: tuple[int, ...], itemsize: int) -> int | None:
         if numel >= 1 << 64:
             return None
     return numel if numel * itemsize * 8 < 1 << 64 else None
+
+
+def parse_json(data: bytes, path: Path) -> Any:
+    """JSON from a file that nobody vouches for.
+
+    Raises FormatError for what parsers disagree on: a key that stands twice, NaN and infinities,
+    integers beyond 64 bits, surrogate halves, and nesting without end. A negative integer comes back
+    as a float, so that ``type(value) is int`` means a natural number.
+    """
+    try:
+        return json.loads(data.decode(), object_pairs_hook=_unique, parse_int=_integer, parse_constant=_no_constant)
+    except RecursionError:
+        raise FormatError("The JSON is nested too deeply.", remedy="Fetch the file again.", file=path) from None
+    except ValueError as error:
+        raise FormatError(f"The JSON is malformed: {error}.", remedy="Fetch the file again.", file=path) from None
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    made = dict(pairs)
+    if len(made) < len(pairs):
+        twice = min(key for key, count in Counter(key for key, _ in pairs).items() if count > 1)
+        raise ValueError(f"the key '{twice}' stands twice")
+    for key, value in pairs:
+        for text in (key, value):
+            if isinstance(text, str) and not text.isascii():
+                text.encode()  # UnicodeEncodeError, a ValueError, for half of a surrogate pair
+    return made
+
+
+def _integer(text: str) -> int | float:
+    if len(text) > 20:
+        raise ValueError(f"the number {text[:24]} is too large")
+    return float(text) if text.startswith("-") else int(text)
+
+
+def _no_constant(text: str) -> float:
+    raise ValueError(f"{text} is no JSON number")
