@@ -93,6 +93,11 @@ class AxisMap:
         return self.names - composed
 
     @property
+    def blocks(self) -> int:
+        """How many blocks either side has, before index axes are split."""
+        return sum(prod(map(_count, dims)) for dims in self.left)
+
+    @property
     def identity(self) -> bool:
         """Whether both sides are the same: a rename."""
         return self.left == self.right
