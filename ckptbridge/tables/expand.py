@@ -325,7 +325,7 @@ def _measure(entry: Entry, line: AxisMap, side: Side, shapes: Sequence[tuple[int
                     found=list(shape),
                     axes=form.text,
                     rule=str(entry.rule),
-                    remedy="Check that config.json belongs to this checkpoint, and that target and layout are the right ones.",
+                    remedy="Check that the config is this checkpoint's, and that target and layout are right.",
                 )
         at += copies
     return lengths

@@ -63,7 +63,7 @@ def prove(expansion: Expansion) -> Proof:
 
 
 def _check_indices(rule: Rule, expansion: Expansion) -> None:
-    if rule.drop or rule.tied and not (rule.pt and rule.ms):
+    if rule.drop or (rule.tied and not (rule.pt and rule.ms)):
         return
     index = expansion.table.index
     pt, ms = set(indices(rule.pt, index)), set(indices(rule.ms, index))
@@ -84,12 +84,16 @@ def _check_dtypes(rule: Rule) -> None:
     if not pt or not ms or pt == ms:
         return
     # "keep" promises that nothing is cast; integers and floats do not correspond.
-    if "keep" in (pt, ms) or pt.rstrip("0123456789").strip("b") != ms.rstrip("0123456789").strip("b"):
+    if "keep" in (pt, ms) or _kind(pt) != _kind(ms):
         raise ProofError(
             f"The dtypes contradict each other: {pt} on the PyTorch side, {ms} on the MindSpore side.",
             rule=str(rule),
             field="dtype",
         )
+
+
+def _kind(dtype: str) -> str:
+    return next((kind for kind in ("uint", "int", "bool", "complex") if dtype.startswith(kind)), "float")
 
 
 def _check_names(expansion: Expansion) -> None:

@@ -11,7 +11,7 @@ from importlib import resources
 from pathlib import Path, PurePosixPath
 
 from ckptbridge.errors import TableError
-from ckptbridge.tables.messages import nearest
+from ckptbridge.tables.messages import nearest, shorten
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -173,9 +173,9 @@ def _check_keys(data: Mapping[str, object], file: str, part: bool) -> None:
     schema = data.get("schema")
     if type(schema) is not int or schema != SCHEMA:
         raise TableError(
-            f"The schema is {schema!r}; this version reads schema {SCHEMA}."
+            f"The schema is {shorten(schema)}; this version reads schema {SCHEMA}."
             if "schema" in data
-            else "It has no schema.",
+            else "The file has no schema.",
             file=file,
             field="schema",
             remedy=f"Write 'schema = {SCHEMA}' at the top.",
