@@ -6,6 +6,7 @@ names for scripts (``--json`` carries them) and are listed in the README.
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Mapping
 from typing import ClassVar
 
@@ -28,7 +29,7 @@ class CkptBridgeError(Exception):
     """
 
     code: ClassVar[str] = "error"
-    exit_code: ClassVar[int] = 2
+    exit_code: int = 2
 
     def __init__(self, what: str, *, remedy: str = "", **where: object) -> None:
         super().__init__(what)
@@ -129,7 +130,13 @@ class BackendError(CkptBridgeError):
 
 
 class InterruptedByUser(CkptBridgeError):
-    """The run was stopped by a signal; ``exit_code`` is set on the instance (130 or 143)."""
+    """The run was stopped by a signal; the exit code is the shell's 128 + its number."""
 
     code = "interrupted"
-    exit_code = 130
+
+    def __init__(self, number: int) -> None:
+        super().__init__(
+            f"Stopped by {signal.Signals(number).name}.", remedy="Nothing was left behind; run the same command again."
+        )
+        self.signal = number
+        self.exit_code = 128 + number

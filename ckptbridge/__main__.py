@@ -1,0 +1,5 @@
+"""``python -m ckptbridge``."""
+
+from ckptbridge.cli.main import main
+
+main()

@@ -1,0 +1,194 @@
+"""``ckptbridge convert pt2ms`` and ``convert ms2pt``."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from ckptbridge.cli.options import KeyValue, Size
+from ckptbridge.convert.plan import Direction
+
+_F = TypeVar("_F", bound=Callable[..., Any])
+
+_OPTIONS: list[Callable[[Any], Any]] = [
+    click.argument("source", metavar="SRC", type=click.Path(exists=True, path_type=Path)),
+    click.argument("destination", metavar="DST", type=click.Path(path_type=Path)),
+    click.option("--target", metavar="NAME", help="The MindSpore side's convention. Example: --target mindformers"),
+    click.option(
+        "--layout",
+        metavar="KEY=VALUE",
+        type=KeyValue(),
+        multiple=True,
+        help="A variant of the target; repeatable. Example: --layout attention=contiguous",
+    ),
+    click.option(
+        "--mapping",
+        metavar="FILE",
+        type=click.Path(exists=True, dir_okay=False, path_type=Path),
+        help="A mapping table of your own. Example: --mapping mymodel.toml",
+    ),
+    click.option(
+        "--config",
+        metavar="FILE",
+        type=click.Path(exists=True, path_type=Path),
+        help="The model's config.json, where none lies beside the weights. Example: --config hf/config.json",
+    ),
+    click.option(
+        "--format",
+        "format_",
+        type=click.Choice(["ckpt", "safetensors", "bin"]),
+        help="The format of a directory's weights. Example: --format safetensors",
+    ),
+    click.option(
+        "--dtype", metavar="NAME", help="Cast floating tensors, rounding to nearest even. Example: --dtype bfloat16"
+    ),
+    click.option(
+        "--allow-overflow",
+        is_flag=True,
+        help="Accept values that a cast turns into infinity or zero. Example: --dtype float16 --allow-overflow",
+    ),
+    click.option(
+        "--max-shard-size",
+        metavar="SIZE",
+        type=Size(),
+        help="Cut a directory into shards. Example: --max-shard-size 5GB",
+    ),
+    click.option(
+        "--dry-run", is_flag=True, help="Print the plan as a table, write nothing. Example: SRC DST --dry-run"
+    ),
+    click.option(
+        "--allow-missing",
+        metavar="GLOB",
+        multiple=True,
+        help="Tensors that may be missing; repeatable. Example: --allow-missing 'lm_head.*'",
+    ),
+    click.option(
+        "--allow-unexpected",
+        metavar="GLOB",
+        multiple=True,
+        help="Tensors outside the table to leave out; repeatable. Example: --allow-unexpected 'ema.*'",
+    ),
+    click.option(
+        "--provenance",
+        metavar="KEY=VALUE",
+        type=KeyValue(),
+        multiple=True,
+        help="A note to embed in the output; repeatable. Example: --provenance run=42",
+    ),
+    click.option("--overwrite", is_flag=True, help="Replace a former output. Example: SRC DST --overwrite"),
+    click.option(
+        "--key", metavar="NAME", help="Which state dict of a .bin that holds several. Example: --key ema.state_dict"
+    ),
+    click.option(
+        "--digest",
+        type=click.Choice(["blake3", "sha256", "none"]),
+        default="blake3",
+        show_default=True,
+        help="The digest of sources and contents in the provenance. Example: --digest sha256",
+    ),
+    click.option(
+        "--json", "as_json", is_flag=True, help="Print one JSON object and nothing else. Example: --json | jq .bytes"
+    ),
+    click.option("--quiet", "-q", is_flag=True, help="Print nothing but errors. Example: --quiet && echo done"),
+]
+
+_PT2MS_ONLY: list[Callable[[Any], Any]] = [
+    click.option(
+        "--crc", is_flag=True, help="Append MindSpore's crc trailer to a .ckpt. Example: model model.ckpt --crc"
+    ),
+    click.option(
+        "--keep-quantized",
+        is_flag=True,
+        help="Keep float8 words and their scales. Example: --format safetensors --keep-quantized",
+    ),
+]
+
+
+def _with(options: list[Callable[[Any], Any]]) -> Callable[[_F], _F]:
+    def decorate(function: _F) -> _F:
+        for option in reversed(options):
+            function = option(function)
+        return function
+
+    return decorate
+
+
+@click.group("convert")
+def command() -> None:
+    """Convert a checkpoint from one side to the other.
+
+    SRC is a directory or a file, recognised by its content. DST ending in .ckpt, .safetensors or
+    .bin is written as one file; anything else is a directory that is created.
+    """
+
+
+@command.command()
+@_with(_OPTIONS)
+@_with(_PT2MS_ONLY)
+def pt2ms(**options: Any) -> None:
+    """From PyTorch to MindSpore.
+
+    Example: ckptbridge convert pt2ms Qwen3-8B qwen3.ckpt --target mindformers
+    """
+    _convert("pt2ms", **options)
+
+
+@command.command()
+@_with(_OPTIONS)
+def ms2pt(**options: Any) -> None:
+    """From MindSpore to PyTorch.
+
+    Target, layout and config come from the provenance in the source, where it has one.
+
+    Example: ckptbridge convert ms2pt qwen3.ckpt Qwen3-8B-tuned
+    """
+    _convert("ms2pt", crc=False, keep_quantized=False, **options)
+
+
+def _convert(direction: Direction, *, dry_run: bool, as_json: bool, quiet: bool, **options: Any) -> None:
+    from ckptbridge.cli.show import plan_table, progress_bar, summary_line, understood_lines
+    from ckptbridge.convert.planner import make_plan
+    from ckptbridge.convert.request import Request
+    from ckptbridge.convert.run import run
+    from ckptbridge.convert.staging import check_destination
+
+    request = Request(
+        direction=direction,
+        source=options["source"],
+        destination=options["destination"],
+        target=options["target"],
+        layout=dict(options["layout"]),
+        mapping=options["mapping"],
+        config=options["config"],
+        format=options["format_"],
+        dtype=options["dtype"],
+        keep_quantized=options["keep_quantized"],
+        max_shard_size=options["max_shard_size"],
+        allow_missing=options["allow_missing"],
+        allow_unexpected=options["allow_unexpected"],
+        allow_overflow=options["allow_overflow"],
+        provenance=dict(options["provenance"]),
+        overwrite=options["overwrite"],
+        crc=options["crc"],
+        digest=options["digest"],
+        key=options["key"],
+    )
+    plan = make_plan(request)
+    silent = quiet or as_json
+    if dry_run:
+        click.echo(json.dumps(plan.to_dict(), ensure_ascii=False) if as_json else plan_table(plan))
+        return
+    if not silent:
+        for line in understood_lines(plan):
+            click.echo(line, err=True)
+    check_destination(plan.destination, plan.directory, request.overwrite)
+    with progress_bar(plan.nbytes, silent) as progress:
+        summary = run(plan, request, progress)
+    if as_json:
+        click.echo(json.dumps(summary.to_dict(), ensure_ascii=False))
+    elif not quiet:
+        click.echo(summary_line(summary))

@@ -1,0 +1,90 @@
+"""The ``ckptbridge`` command: finds the subcommand, prints errors, sets the exit code."""
+
+from __future__ import annotations
+
+import importlib
+import signal
+import sys
+from collections.abc import Sequence
+from types import FrameType
+from typing import NoReturn
+
+import click
+
+from ckptbridge import __version__
+from ckptbridge.errors import CkptBridgeError, InterruptedByUser
+
+# Subcommands are imported when they are called, so that --help stays quick.
+_COMMANDS = {
+    "convert": ("ckptbridge.cli.convert", "Convert a checkpoint: pt2ms or ms2pt."),
+}
+
+
+class _LazyGroup(click.Group):
+    """A group whose commands are imported on use."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(_COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in _COMMANDS:
+            return None
+        module = importlib.import_module(_COMMANDS[cmd_name][0])
+        command: click.Command = module.command
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, text) for name, (_, text) in _COMMANDS.items()])
+
+
+@click.group(cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="ckptbridge")
+@click.option("--debug", is_flag=True, help="Show the traceback of an error.")
+@click.pass_context
+def cli(ctx: click.Context, debug: bool) -> None:
+    """Hand model checkpoints between PyTorch and MindSpore: exactly, and with proof.
+
+    Exit codes: 0 done or holds, 1 the claim does not hold, 2 cannot be done or judged.
+    """
+    ctx.obj = debug
+
+
+def _stop(number: int, frame: FrameType | None) -> NoReturn:
+    raise InterruptedByUser(number)
+
+
+def main(args: Sequence[str] | None = None) -> NoReturn:
+    """Run the command line and exit. No error reaches the user as a traceback, unless --debug asks for it."""
+    arguments = list(sys.argv[1:] if args is None else args)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, _stop)
+    try:
+        code = cli.main(arguments, prog_name="ckptbridge", standalone_mode=False)
+    except click.exceptions.Exit as e:
+        code = e.exit_code
+    except click.ClickException as e:
+        e.show()
+        code = 2
+    except CkptBridgeError as e:
+        if "--debug" in arguments:
+            raise
+        code = _report(e, "--json" in arguments)
+    except BrokenPipeError:
+        # Whoever read our output has gone; say nothing more, and let no flush fail at exit.
+        sys.stdout = sys.stderr = open("/dev/null", "w")  # noqa: SIM115, PTH123
+        code = 141
+    sys.exit(code if isinstance(code, int) else 0)
+
+
+def _report(e: CkptBridgeError, as_json: bool) -> int:
+    if as_json:
+        import json
+
+        click.echo(json.dumps({"error": e.to_dict()}, ensure_ascii=False))
+    click.echo(f"error: {e}", err=True)
+    return e.exit_code
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,51 @@
+"""Option types that several commands share."""
+
+from __future__ import annotations
+
+import click
+
+_UNITS = {
+    "": 1,
+    "B": 1,
+    "KB": 10**3,
+    "MB": 10**6,
+    "GB": 10**9,
+    "TB": 10**12,
+    "KIB": 1 << 10,
+    "MIB": 1 << 20,
+    "GIB": 1 << 30,
+}
+
+
+class KeyValue(click.ParamType):
+    """``KEY=VALUE`` as a pair."""
+
+    name = "key=value"
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, str]:
+        if isinstance(value, tuple):
+            return value
+        key, equals, rest = str(value).partition("=")
+        if not equals or not key:
+            self.fail(f"'{value}' is not of the form KEY=VALUE.", param, ctx)
+        return key.strip(), rest.strip()
+
+
+class Size(click.ParamType):
+    """A number of bytes, such as ``5GB`` (10^9) or ``512MiB`` (2^20)."""
+
+    name = "size"
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        if isinstance(value, int):
+            return value
+        text = str(value).strip().upper()
+        digits = text.rstrip("KMGTIB ")
+        unit = text[len(digits) :].strip()
+        try:
+            size = int(float(digits) * _UNITS[unit])
+        except (ValueError, KeyError, OverflowError):
+            self.fail(f"'{value}' is not a size; write it as 5GB or 512MiB.", param, ctx)
+        if size <= 0:
+            self.fail(f"'{value}' is not a positive size.", param, ctx)
+        return size

@@ -1,0 +1,112 @@
+"""What convert prints: what was understood, the plan as a table, progress, the last line."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from ckptbridge.cli.fold import fold
+from ckptbridge.convert.plan import Plan, Record
+from ckptbridge.convert.run import Summary
+from ckptbridge.convert.tally import Progress
+from ckptbridge.errors import printable
+
+_SOURCES_SHOWN = 4
+
+
+def understood_lines(plan: Plan) -> list[str]:
+    """What source, table, layout and sizes were understood, before the long work."""
+    inventory, expansion = plan.inventory, plan.expansion
+    layout = ", ".join(f"{k}={v}" for k, v in expansion.layout.items())
+    sizes = ", ".join(f"{k}={v}" for k, v in expansion.sizes.items())
+    lines = [
+        f"source  {printable(inventory.path)}: {inventory.format}, {len(inventory.tensors)} tensors, "
+        f"{human_bytes(inventory.nbytes)} in {len(inventory.files)} file(s)",
+        f"table   {expansion.table.name}" + (f" ({layout})" if layout else ""),
+    ]
+    if sizes:
+        lines.append(f"sizes   {sizes}")
+    lines += [f"note    {printable(note)}" for note in plan.notes]
+    return lines
+
+
+def plan_table(plan: Plan) -> str:
+    """The plan, layers folded: target, dtype and shape, sources, rule and layout; then what is left out."""
+    lines = understood_lines(plan)
+    for file in plan.files:
+        lines.append("")
+        lines.append(f"{printable(file.name)}  {human_bytes(file.layout.size)}, {len(file.records)} tensors")
+        for row in fold(_row(record) for record in file.records):
+            dtype, shape, rule, axes, more = row.rest
+            target, *sources = row.names
+            times = f"  x{row.count}" if row.count > 1 else ""
+            lines.append(f"  {printable(target)}  {dtype}{shape}{times}")
+            joined = ", ".join(map(printable, sources)) + (f" and {more} more" if more else "")
+            lines.append(f"    <- {joined}")
+            lines.append(f"       {printable(rule)}" + (f": {printable(axes)}" if axes else ""))
+    for title, names in (
+        ("dropped", {d.name: d.reason for d in plan.dropped}),
+        ("missing, allowed", dict.fromkeys(plan.absent, "")),
+    ):
+        if names:
+            lines.append("")
+            lines.append(f"{title}: {len(names)}")
+            for folded in fold(((name,), (reason,)) for name, reason in names.items()):
+                reason = f": {printable(folded.rest[0])}" if folded.rest[0] else ""
+                lines.append(f"  {printable(folded.names[0])}{reason}")
+    lines.append("")
+    lines.append(
+        f"{len(plan.records)} tensors, {human_bytes(plan.nbytes)}, would be written to {printable(plan.destination)}; "
+        "nothing was written."
+    )
+    return "\n".join(lines)
+
+
+def _row(record: Record) -> tuple[list[str], tuple[str, str, str, str, int]]:
+    spec = record.spec
+    shown = record.sources[:_SOURCES_SHOWN]
+    arrow = "" if all(s.spec.dtype == spec.dtype for s in shown) else f"{shown[0].spec.dtype} -> "
+    return [spec.name, *(s.spec.name for s in shown)], (
+        f"{arrow}{spec.dtype}",
+        str(list(spec.shape)),
+        record.rule,
+        record.axes,
+        len(record.sources) - len(shown),
+    )
+
+
+@contextmanager
+def progress_bar(nbytes: int, silent: bool) -> Iterator[Progress | None]:
+    """Bytes, rate and time left on standard error; nothing when it is not a terminal."""
+    if silent or not sys.stderr.isatty():
+        yield None
+        return
+    from tqdm import tqdm
+
+    with tqdm(total=nbytes, unit="B", unit_scale=True, file=sys.stderr, leave=False) as bar:
+        yield bar.update
+
+
+def summary_line(summary: Summary) -> str:
+    """The last line: what was written, how many tensors and bytes, how long."""
+    files = [file.name for file in summary.plan.files]
+    where = printable(summary.plan.destination)
+    shards = f" ({len(files)} shards)" if len(files) > 1 else ""
+    lost = ""
+    if summary.overflow or summary.underflow:
+        lost = f"; {summary.overflow} value(s) became infinite and {summary.underflow} zero"
+    return (
+        f"wrote {where}{shards}: {summary.tensors} tensors, {human_bytes(summary.nbytes)} ({summary.nbytes} bytes), "
+        f"in {summary.seconds:.1f} s{lost}"
+    )
+
+
+def human_bytes(n: int) -> str:
+    """A number of bytes in decimal units: ``2.1 GB``."""
+    value = float(n)
+    for unit in ("B", "kB", "MB", "GB", "TB"):
+        if value < 1000 or unit == "TB":
+            break
+        value /= 1000
+    return f"{n} B" if unit == "B" else f"{value:.1f} {unit}"

@@ -1,0 +1,123 @@
+"""Where the output goes: one file or a directory, its format, and how records fall into shards."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ckptbridge.convert.plan import OutputFile, Record
+from ckptbridge.convert.provenance import TAG, dumps
+from ckptbridge.convert.request import Request
+from ckptbridge.errors import UsageError
+from ckptbridge.formats import mindspore_ckpt, safetensors, torch_zip
+from ckptbridge.formats.tensors import FileLayout, TensorSpec
+
+DEFAULT_SHARD_BYTES = 5_000_000_000
+_SUFFIXES = {".ckpt": "ckpt", ".safetensors": "safetensors", ".bin": "bin", ".pt": "bin", ".pth": "bin"}
+_FORMATS = {"pt2ms": ("ckpt", "safetensors"), "ms2pt": ("safetensors", "bin")}
+# Spaces that a safetensors header keeps free for counts that are only known at the end.
+_SLACK = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Destination:
+    """``path`` is the file, or the directory that will be created."""
+
+    path: Path
+    directory: bool
+    format: str
+
+
+def destination_of(request: Request) -> Destination:
+    """Decide file or directory by the name's suffix, and the format; raises UsageError where options disagree."""
+    suffix = _SUFFIXES.get(request.destination.suffix.lower())
+    allowed = _FORMATS[request.direction]
+    given = request.format
+    if suffix and given and suffix != given:
+        raise UsageError(
+            f"The destination ends in '{request.destination.suffix}', and --format says {given}.",
+            remedy="Give one of the two, or let them agree.",
+            option="--format",
+        )
+    chosen = suffix or given or allowed[0]
+    if chosen not in allowed:
+        reader = "MindSpore" if request.direction == "pt2ms" else "PyTorch"
+        raise UsageError(
+            f"{request.direction} does not write {chosen}: {reader} does not read it.",
+            remedy=f"Use one of: {', '.join(allowed)}.",
+            option="--format",
+        )
+    directory = suffix is None
+    if request.max_shard_size is not None and (chosen == "ckpt" or not directory):
+        what = "A .ckpt has no index of shards" if chosen == "ckpt" else "A single file has no shards"
+        raise UsageError(
+            f"{what}, so --max-shard-size cannot be used.",
+            remedy="Leave it out, or write a directory of safetensors (--format safetensors).",
+            option="--max-shard-size",
+        )
+    if request.crc and chosen != "ckpt":
+        raise UsageError("Only a .ckpt has a crc trailer.", remedy="Leave --crc out.", option="--crc")
+    return Destination(request.destination, directory, chosen)
+
+
+def output_files(
+    destination: Destination, records: Sequence[Record], request: Request, trail: Mapping[str, Any]
+) -> tuple[OutputFile, ...]:
+    """The weights files with their records and geometry. Raises DTypeError for a dtype that the format lacks."""
+    limit = request.max_shard_size or DEFAULT_SHARD_BYTES
+    one = not destination.directory or destination.format == "ckpt"
+    shards = [list(records)] if one else _shards(records, limit)
+    strings = embedded(destination.format, request.direction, trail, _SLACK)
+    files = []
+    for k, shard in enumerate(shards, 1):
+        name = destination.path.name if not destination.directory else _file_name(destination.format, k, len(shards))
+        files.append(OutputFile(name, tuple(shard), layout_file(destination.format, [r.spec for r in shard], strings)))
+    return tuple(files)
+
+
+def layout_file(format_name: str, specs: Sequence[TensorSpec], strings: Mapping[str, str]) -> FileLayout:
+    """The geometry of a file of that format."""
+    return {"ckpt": mindspore_ckpt, "safetensors": safetensors, "bin": torch_zip}[format_name].layout(specs, strings)
+
+
+def seal_file(
+    format_name: str, layout: FileLayout, strings: Mapping[str, str], crcs: Sequence[int] | None
+) -> tuple[tuple[int, bytes], ...]:
+    """The bytes of a file that depend on what was written, as (offset, bytes)."""
+    return {"ckpt": mindspore_ckpt, "safetensors": safetensors, "bin": torch_zip}[format_name].seal(
+        layout, strings, crcs
+    )
+
+
+def embedded(format_name: str, direction: str, trail: Mapping[str, Any], slack: int = 0) -> dict[str, str]:
+    """The string entries of a weights file: the provenance, and safetensors' mark of the framework."""
+    if format_name == "bin":
+        return {}
+    text = dumps(trail)
+    if format_name == "ckpt":
+        return {TAG: text}
+    return {"format": "ms" if direction == "pt2ms" else "pt", TAG: text + " " * slack}
+
+
+def _shards(records: Sequence[Record], limit: int) -> list[list[Record]]:
+    """Records in order, a new shard wherever the limit would be passed."""
+    shards: list[list[Record]] = [[]]
+    size = 0
+    for record in records:
+        if shards[-1] and size + record.spec.nbytes > limit:
+            shards.append([])
+            size = 0
+        shards[-1].append(record)
+        size += record.spec.nbytes
+    return shards
+
+
+def _file_name(format_name: str, k: int, n: int) -> str:
+    stem, suffix = {
+        "ckpt": ("model", ".ckpt"),
+        "safetensors": ("model", ".safetensors"),
+        "bin": ("pytorch_model", ".bin"),
+    }[format_name]
+    return f"{stem}{suffix}" if n == 1 else f"{stem}-{k:05d}-of-{n:05d}{suffix}"

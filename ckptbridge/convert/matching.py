@@ -1,0 +1,317 @@
+"""Entries against an inventory: every source tensor consumed once or dropped with a reason.
+
+What does not fit is collected, so that one error names all of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from fnmatch import fnmatchcase
+from typing import Any
+
+from ckptbridge.convert.cast import check_cast
+from ckptbridge.convert.plan import Comparison, Dropped, Record, Scale
+from ckptbridge.convert.request import Request, Understood
+from ckptbridge.errors import ConfigError, CoverageError, DTypeError, ShapeError
+from ckptbridge.formats.dtypes import BY_NAME, DType, dtype_named
+from ckptbridge.formats.tensors import TensorSource, TensorSpec
+from ckptbridge.tables.axes import Block, BoundAxes
+from ckptbridge.tables.expand import Entry
+from ckptbridge.tables.table import Fp8
+
+_SHOWN = 8  # names listed in an error
+
+# For one target tensor: which source tensors of the entry it takes, and its blocks over them.
+_Parts = tuple[tuple[int, ...], tuple[Block, ...]]
+
+
+class Matcher:
+    """Walks the entries once, collecting what fits and everything that does not."""
+
+    def __init__(self, known: Understood, request: Request) -> None:
+        self.known = known
+        self.request = request
+        self.from_pt = known.direction == "pt2ms"
+        self.tensors = known.inventory.tensors
+        self.cast: DType | None = None
+        if request.dtype is not None:
+            self.cast = dtype_named(request.dtype)
+            check_cast(BY_NAME["float32"], self.cast)
+        self.records: list[Record] = []
+        self.dropped: list[Dropped] = []
+        self.comparisons: list[Comparison] = []
+        self.absent: list[str] = []
+        self.missing: list[tuple[str, Entry]] = []
+        self.consumed: set[str] = set()
+        self.dequantised = False
+        # Bound axes are shared by all layers: what follows from them is worked out once. The key is
+        # their id, so the value keeps them alive.
+        self._targets: dict[int, tuple[BoundAxes, list[_Parts]]] = {}
+
+    def match(self) -> None:
+        entries = self.known.expansion.entries
+        for entry in entries:
+            self._entry(entry)
+        self._scalars()
+        unexpected = self._unexpected()
+        if self.missing or unexpected:
+            raise _coverage_error(self, unexpected)
+        if not self.records:
+            raise CoverageError(
+                "Nothing would be converted: no tensor of the source is named by the table.",
+                remedy="Check --target and --mapping against 'ckptbridge inspect'.",
+                file=self.known.inventory.path,
+                table=self.known.expansion.table.name,
+            )
+
+    def _entry(self, entry: Entry) -> None:
+        names = entry.pt if self.from_pt else entry.ms
+        there = [name for name in names if name in self.tensors]
+        if entry.kind == "drop":
+            self.consumed.update(there)
+            self.dropped += [Dropped(name, entry.rule.drop) for name in there]
+        elif entry.kind == "tied":
+            self._tied(entry, there)
+        elif len(there) == len(names):
+            self._map(entry, names)
+        elif there or not entry.optional:
+            self._incomplete(entry, names, there)
+
+    def _tied(self, entry: Entry, there: Sequence[str]) -> None:
+        reference = entry.tied_pt if self.from_pt else entry.tied_ms
+        for name in there:
+            if reference not in self.tensors:
+                self.missing.append((reference, entry))
+                continue
+            self.consumed.add(name)
+            a, b = self.tensors[name], self.tensors[reference]
+            if a.spec.shape != b.spec.shape or a.spec.dtype != b.spec.dtype:
+                raise ShapeError(
+                    f"'{name}' ({a.spec.dtype}, {list(a.spec.shape)}) should equal '{reference}' "
+                    f"({b.spec.dtype}, {list(b.spec.shape)}), to which the config ties it.",
+                    remedy="Correct the config (tie_word_embeddings) or the checkpoint.",
+                    tensor=name,
+                    rule=entry.rule,
+                )
+            self.comparisons.append(Comparison(a, b, str(entry.rule)))
+            self.dropped.append(Dropped(name, f"equal to '{reference}', to which the config ties it"))
+        if not self.from_pt and self.known.carried is not None:
+            self._restore_tied(entry, self.known.carried.tied)
+
+    def _restore_tied(self, entry: Entry, tied: Mapping[str, str]) -> None:
+        """Write again the equal copies that the PyTorch source had, as its provenance says."""
+        reference = self.known.expansion.by_pt.get(entry.tied_pt)
+        for name in entry.pt:
+            if tied.get(name) == entry.tied_pt and reference is not None and reference.kind == "map":
+                for record in self._records(reference, reference.ms):
+                    if record.spec.name == entry.tied_pt:
+                        spec = TensorSpec(name, record.spec.dtype, record.spec.shape)
+                        self.records.append(
+                            Record(spec, record.sources, record.blocks, str(entry.rule), record.axes, record.scales)
+                        )
+
+    def _incomplete(self, entry: Entry, names: Sequence[str], there: Sequence[str]) -> None:
+        gone = [name for name in names if name not in self.tensors]
+        allowed = [name for name in gone if _matches(name, self.request.allow_missing)]
+        if len(allowed) == len(gone) and not there:
+            self.absent += gone
+            return
+        if allowed and there:
+            raise CoverageError(
+                f"'{allowed[0]}' may be missing, but it is made into one tensor with '{there[0]}', which is there.",
+                remedy="Give the whole group, or leave the whole group out.",
+                tensor=allowed[0],
+                rule=entry.rule,
+            )
+        self.missing += [(name, entry) for name in gone if name not in allowed]
+        self.consumed.update(there)  # they are known; only their partners are not there
+
+    def _map(self, entry: Entry, names: Sequence[str]) -> None:
+        for name in names:
+            if name in self.consumed:
+                raise CoverageError(
+                    f"'{name}' is taken by two rules.", remedy="Correct the table.", tensor=name, rule=entry.rule
+                )
+        self.consumed.update(names)
+        self.records += self._records(entry, names)
+
+    def _records(self, entry: Entry, names: Sequence[str]) -> list[Record]:
+        sources = [self.tensors[name] for name in names]
+        shapes = [s.spec.shape for s in sources]
+        bound = entry.bind("pt" if self.from_pt else "ms", shapes)
+        targets = entry.ms if self.from_pt else entry.pt
+        target_shapes = bound.right if self.from_pt else bound.left
+        axes = "" if entry.rule.axes is None or entry.rule.axes.identity else entry.rule.axes.text
+        found = []
+        for name, shape, (used, blocks) in zip(targets, target_shapes, self._by_target(bound), strict=True):
+            own = tuple(sources[k] for k in used)
+            scales = self._scales(own)
+            dtype = self._target_dtype(entry, name, own, scales)
+            found.append(Record(TensorSpec(name, dtype, shape), own, blocks, str(entry.rule), axes, scales))
+        return found
+
+    def _by_target(self, bound: BoundAxes) -> list[_Parts]:
+        cached = self._targets.get(id(bound))
+        if cached is None:
+            blocks = bound.blocks if self.from_pt else tuple(b.inverse() for b in bound.blocks)
+            per_target: list[list[Block]] = [[] for _ in (bound.right if self.from_pt else bound.left)]
+            for block in blocks:
+                per_target[block.right.tensor].append(block)
+            cached = bound, [_localised(own) for own in per_target]
+            self._targets[id(bound)] = cached
+        return cached[1]
+
+    def _target_dtype(
+        self, entry: Entry, name: str, sources: Sequence[TensorSource], scales: Sequence[Scale | None]
+    ) -> DType:
+        forced = entry.dtype_ms if self.from_pt else entry.dtype_pt
+        found = {s.spec.dtype for s in sources}
+        if forced and forced != "keep":
+            target = dtype_named(forced)
+        elif any(scales):
+            target = self.cast or BY_NAME["bfloat16"]
+        elif self.cast is not None and forced != "keep" and all(d.floating for d in found):
+            target = self.cast
+        elif len(found) == 1:
+            target = next(iter(found))
+        else:
+            raise DTypeError(
+                f"'{name}' would be made of tensors of different dtypes: "
+                + ", ".join(f"'{s.spec.name}' is {s.spec.dtype}" for s in sources[:3])
+                + ".",
+                remedy="Cast them to one type with --dtype.",
+                tensor=name,
+                rule=entry.rule,
+            )
+        for source, scale in zip(sources, scales or [None] * len(sources), strict=True):
+            if scale is None:
+                check_cast(source.spec.dtype, target)
+        return target
+
+    # --- block-quantised sources ---
+
+    def _scales(self, sources: Sequence[TensorSource]) -> tuple[Scale | None, ...]:
+        fp8 = self.known.expansion.table.fp8
+        if fp8 is None or not self.from_pt or self.request.keep_quantized:
+            return ()
+        scales = tuple(self._scale(source, fp8) for source in sources)
+        return scales if any(scales) else ()
+
+    def _scale(self, source: TensorSource, fp8: Fp8) -> Scale | None:
+        if source.spec.dtype.name != "float8_e4m3fn":
+            return None
+        name = source.spec.name + fp8.suffix
+        tensor = self.tensors.get(name)
+        if tensor is None:
+            raise CoverageError(
+                f"'{source.spec.name}' is float8_e4m3fn, and its scale '{name}' is missing.",
+                remedy="Give the whole checkpoint: without its scale the weight cannot be dequantised.",
+                tensor=source.spec.name,
+                file=self.known.inventory.path,
+            )
+        rows, columns = self._block_size(fp8)
+        shape = source.spec.shape
+        if len(shape) != 2 or tensor.spec.shape != (-(-shape[0] // rows), -(-shape[1] // columns)):
+            raise ShapeError(
+                f"The scale '{name}' has the shape {list(tensor.spec.shape)}, which does not cover "
+                f"{list(shape)} in blocks of {rows} x {columns}.",
+                remedy="Check quantization_config.weight_block_size in the config.",
+                tensor=name,
+            )
+        if tensor.spec.dtype.name not in ("float32", "bfloat16", "float16", "float8_e8m0fnu"):
+            raise DTypeError(
+                f"The scale '{name}' has the dtype {tensor.spec.dtype}.", remedy="It should be float32.", tensor=name
+            )
+        self.consumed.add(name)
+        self.dequantised = True
+        return Scale(tensor, rows, columns)
+
+    def _block_size(self, fp8: Fp8) -> tuple[int, int]:
+        value: Any = self.known.config
+        for part in fp8.block.split("."):
+            value = value.get(part) if isinstance(value, Mapping) else None
+        if (
+            not isinstance(value, (list, tuple))
+            or len(value) != 2
+            or not all(isinstance(n, int) and not isinstance(n, bool) and n > 0 for n in value)
+        ):
+            raise ConfigError(
+                f"The source holds float8_e4m3fn weights, and the config's '{fp8.block}' is {value!r}.",
+                remedy=f"Give a config whose '{fp8.block}' is the block size, such as [128, 128].",
+            )
+        return value[0], value[1]
+
+    # --- what is left ---
+
+    def _scalars(self) -> None:
+        self.dropped += [Dropped(name, "training state, not a weight") for name in self.known.inventory.scalars]
+
+    def _unexpected(self) -> list[str]:
+        left = [name for name in self.tensors if name not in self.consumed]
+        self.dropped += [
+            Dropped(name, f"allowed by --allow-unexpected '{glob}'")
+            for name in left
+            if (glob := _matches(name, self.request.allow_unexpected))
+        ]
+        return [name for name in left if not _matches(name, self.request.allow_unexpected)]
+
+
+def _localised(blocks: Sequence[Block]) -> _Parts:
+    """The sources that blocks use, in order, and the blocks renumbered over them."""
+    used = sorted({block.left.tensor for block in blocks})
+    place = {tensor: k for k, tensor in enumerate(used)}
+    if used == list(range(len(used))):
+        return tuple(used), tuple(blocks)
+    moved = []
+    for block in blocks:
+        view = block.left
+        moved.append(Block(block.sizes, type(view)(place[view.tensor], view.start, view.axes), block.right))
+    return tuple(used), tuple(moved)
+
+
+def _matches(name: str, globs: Iterable[str]) -> str:
+    """The first glob that matches, or an empty string."""
+    return next((glob for glob in globs if fnmatchcase(name, glob)), "")
+
+
+def _coverage_error(matcher: Matcher, unexpected: Sequence[str]) -> CoverageError:
+    """Everything missing and unexpected in one message, ended by the fewest words that mend it."""
+    lines = []
+    remedies = []
+    source = "PyTorch" if matcher.from_pt else "MindSpore"
+    if matcher.missing:
+        names = [name for name, _ in matcher.missing]
+        rule = matcher.missing[0][1].rule
+        lines.append(f"{len(names)} tensor(s) of the {source} side are missing: {_listed(names)} (first by {rule}).")
+        remedies.append(f"--allow-missing '{names[0]}' if the checkpoint is meant to lack it")
+    if unexpected:
+        lines.append(f"{len(unexpected)} tensor(s) are not named by the table: {_listed(unexpected)}.")
+        remedies.append(
+            f"--allow-unexpected '{unexpected[0]}' to leave it out, or a rule in a table of your own (--mapping)"
+        )
+    near = _hint(matcher.known, [n for n, _ in matcher.missing], unexpected)
+    if near:
+        lines.append(near)
+    return CoverageError(
+        " ".join(lines),
+        remedy="; ".join(remedies) + ".",
+        file=matcher.known.inventory.path,
+        table=matcher.known.expansion.table.name,
+        tensor=(matcher.missing[0][0] if matcher.missing else unexpected[0]),
+        missing=len(matcher.missing) or None,
+        unexpected=len(unexpected) or None,
+    )
+
+
+def _listed(names: Sequence[str]) -> str:
+    shown = ", ".join(f"'{n}'" for n in names[:_SHOWN])
+    return shown + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")
+
+
+def _hint(known: Understood, missing: Collection[str], unexpected: Sequence[str]) -> str:
+    """Says so when the source looks like the other side of the table."""
+    other = known.expansion.by_ms if known.direction == "pt2ms" else known.expansion.by_pt
+    if unexpected and missing and sum(name in other for name in unexpected) > len(unexpected) // 2:
+        back = "ms2pt" if known.direction == "pt2ms" else "pt2ms"
+        return f"The names are those of the table's other side: the direction may be {back}."
+    return ""

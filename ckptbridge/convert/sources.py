@@ -1,0 +1,131 @@
+"""Source files while they are read: opened once, mapped, and checked against the plan."""
+
+from __future__ import annotations
+
+import mmap
+import os
+from collections.abc import Iterator, Mapping
+from itertools import accumulate
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ckptbridge.convert.gather import Copy, within_segments
+from ckptbridge.convert.plan import FileStat
+from ckptbridge.errors import SourceChangedError
+from ckptbridge.formats.tensors import TensorSource
+
+Words = npt.NDArray[Any]
+
+
+class SourceFiles:
+    """Opens the files of a plan on first use and hands out their bytes without reading them.
+
+    Raises SourceChangedError when a file is gone, or is not the one that was planned.
+    """
+
+    def __init__(self, stats: Mapping[Path, FileStat]) -> None:
+        self._stats = stats
+        self._open: dict[Path, tuple[int, mmap.mmap | None]] = {}
+
+    def __enter__(self) -> SourceFiles:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        for fd, _ in self._open.values():
+            os.close(fd)
+        # The maps close when the last array over them goes; closing them here could leave arrays behind.
+        self._open.clear()
+
+    def fd(self, path: Path) -> int:
+        """A descriptor of the file, for copies within the kernel."""
+        return self._file(path)[0]
+
+    def map(self, path: Path) -> mmap.mmap | bytes:
+        """The file's bytes, mapped."""
+        return self._file(path)[1] or b""
+
+    def _file(self, path: Path) -> tuple[int, mmap.mmap | None]:
+        found = self._open.get(path)
+        if found is None:
+            try:
+                fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            except OSError as e:
+                raise SourceChangedError(
+                    f"A source file cannot be opened any more: {e.strerror}.",
+                    remedy="Run the conversion again.",
+                    file=path,
+                ) from None
+            self._check(path, os.fstat(fd))
+            size = self._stats[path].size
+            found = fd, mmap.mmap(fd, 0, prot=mmap.PROT_READ) if size else None
+            self._open[path] = found
+        return found
+
+    def _check(self, path: Path, stat: os.stat_result) -> None:
+        planned = self._stats[path]
+        if (stat.st_size, stat.st_mtime_ns) != (planned.size, planned.mtime_ns):
+            raise SourceChangedError(
+                "A source file changed during the conversion "
+                f"(planned {planned.size} bytes, now {stat.st_size}; or its time of change differs).",
+                remedy="Run the conversion again when nothing writes to the source.",
+                file=path,
+            )
+
+    def check_unchanged(self) -> None:
+        """Raise SourceChangedError unless all files that were used are still what they were."""
+        for path, (fd, _) in self._open.items():
+            self._check(path, os.fstat(fd))
+
+    # --- bytes and words ---
+
+    def runs(self, source: TensorSource, element: int, numel: int) -> Iterator[tuple[Path, int, int]]:
+        """The file ranges (path, offset, nbytes) that hold storage elements from ``element`` on."""
+        at = element * source.spec.dtype.itemsize
+        left = numel * source.spec.dtype.itemsize
+        for segment in source.segments:
+            if at < segment.nbytes:
+                count = min(left, segment.nbytes - at)
+                yield segment.path, segment.offset + at, count
+                left -= count
+                if not left:
+                    return
+                at = 0
+            else:
+                at -= segment.nbytes
+
+    def view(self, path: Path, offset: int, nbytes: int) -> memoryview:
+        """A run of a file's bytes, without copying them."""
+        return memoryview(self.map(path))[offset : offset + nbytes]
+
+    def copy(self, source: TensorSource, part: Copy, out: Words, base: int) -> None:
+        """Carry out a strided copy into ``out``, whose element 0 is the target's element ``base``."""
+        if len(source.segments) == 1:
+            self._copy_segment(source, 0, 0, part, out, base)
+            return
+        itemsize = source.spec.dtype.itemsize
+        bounds = list(accumulate(s.nbytes // itemsize for s in source.segments))
+        for k, piece in within_segments(part, bounds):
+            self._copy_segment(source, k, bounds[k - 1] if k else 0, piece, out, base)
+
+    def _copy_segment(self, source: TensorSource, k: int, first: int, part: Copy, out: Words, base: int) -> None:
+        segment = source.segments[k]
+        word = source.spec.dtype.word
+        sizes, src_strides, dst_strides = part.sizes, part.src_strides, part.dst_strides
+        src_at = segment.offset + (part.src - first) * word.itemsize
+        dst_at = (part.dst - base) * word.itemsize
+        if sizes and src_strides[-1] == dst_strides[-1] == 1:
+            # Whole rows are copied as bytes: a file's rows need not be aligned to their words.
+            sizes = (*sizes[:-1], sizes[-1] * word.itemsize)
+            src_bytes = (*(s * word.itemsize for s in src_strides[:-1]), 1)
+            dst_bytes = (*(s * word.itemsize for s in dst_strides[:-1]), 1)
+            word = np.dtype(np.uint8)
+        else:
+            src_bytes = tuple(s * word.itemsize for s in src_strides)
+            dst_bytes = tuple(s * word.itemsize for s in dst_strides)
+        src = np.ndarray(sizes, word, buffer=self.map(segment.path), offset=src_at, strides=src_bytes)
+        dst = np.ndarray(sizes, word, buffer=out.data, offset=dst_at, strides=dst_bytes)
+        dst[...] = src

@@ -1,0 +1,101 @@
+"""Writing the provenance record: what is known before the bytes move, and what follows after."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import ckptbridge
+from ckptbridge.convert import provenance
+from ckptbridge.convert.cast import lossless
+from ckptbridge.convert.digests import placeholder
+from ckptbridge.convert.plan import Comparison, Dropped, Record
+from ckptbridge.convert.request import Request, Understood
+
+
+def trail_before(
+    known: Understood,
+    request: Request,
+    config: Mapping[str, Any] | None,
+    dropped: Sequence[Dropped],
+    comparisons: Sequence[Comparison],
+    records: Sequence[Record],
+) -> dict[str, Any]:
+    """The record with placeholders for digests and counts, so that its length is known."""
+    algorithm = request.digest
+    digest = placeholder(algorithm) if algorithm != "none" else ""
+    expansion = known.expansion
+    written = request.destination.parent
+    record: dict[str, Any] = {
+        "tool": provenance.TOOL,
+        "schema": provenance.SCHEMA,
+        "version": ckptbridge.__version__,
+        "framework": "mindspore" if known.direction == "pt2ms" else "pytorch",
+        "direction": known.direction,
+        "table": {
+            "name": expansion.table.name,
+            "digest": expansion.table.digest,
+            "shipped": request.mapping is None,
+        },
+        "target": expansion.table.target,
+        "layout": dict(expansion.layout),
+        "roots": dict(expansion.roots),
+        "config": dict(config) if config is not None else None,
+        "source": os.path.relpath(request.source, written),
+        "sources": [{"name": p.name, "size": p.stat().st_size, "digest": digest} for p in known.inventory.files],
+        "content": {"pt": digest, "ms": digest},
+        "tensors": len(records),
+        "dropped": {d.name: d.reason for d in dropped},
+        "tied": _tied(known, comparisons),
+        "lossy": _lossy(request, records),
+        "options": dict(request.provenance),
+        "history": _history(known),
+    }
+    return record
+
+
+def trail_after(
+    trail: Mapping[str, Any],
+    sources: Mapping[str, str],
+    content: Mapping[str, str],
+    counts: Mapping[str, int],
+) -> dict[str, Any]:
+    """The finished record: digests by source file name, content digests by side, counts of the lossy step."""
+    done = dict(trail)
+    done["sources"] = [{**s, "digest": sources.get(s["name"], "")} for s in trail["sources"]]
+    done["content"] = {side: content.get(side, "") for side in ("pt", "ms")}
+    if trail["lossy"]:
+        done["lossy"] = [
+            {**step, **{k: counts.get(k, 0) for k in ("overflow", "underflow")}} for step in trail["lossy"]
+        ]
+    return done
+
+
+def _tied(known: Understood, comparisons: Sequence[Comparison]) -> dict[str, str]:
+    """PyTorch names that were equal copies: those found now, or those that the source remembers."""
+    if known.direction == "pt2ms":
+        return {c.tensor.spec.name: c.reference.spec.name for c in comparisons}
+    return dict(known.carried.tied) if known.carried is not None else {}
+
+
+def _lossy(request: Request, records: Sequence[Record]) -> list[dict[str, Any]]:
+    """Steps after which the source's words cannot be had back."""
+    steps: dict[tuple[str, str, str], int] = {}
+    for record in records:
+        for k, source in enumerate(record.sources):
+            scaled = bool(record.scales) and record.scales[k] is not None
+            if scaled or not lossless(source.spec.dtype, record.spec.dtype):
+                step = ("dequantise" if scaled else "cast", source.spec.dtype.name, record.spec.dtype.name)
+                steps[step] = steps.get(step, 0) + 1
+    return [
+        {"step": step, "from": a, "to": b, "tensors": n, "overflow": 0, "underflow": 0}
+        for (step, a, b), n in sorted(steps.items())
+    ]
+
+
+def _history(known: Understood) -> list[Any]:
+    if known.carried is not None:
+        return known.carried.history
+    text = provenance.foreign(known.inventory)
+    return [{"tool": "unknown", "append_info": text}] if text is not None else []
