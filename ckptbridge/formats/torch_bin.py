@@ -14,12 +14,16 @@ from pathlib import Path
 
 from ckptbridge.errors import FormatError, UnsupportedError
 from ckptbridge.formats.files import SourceFile, open_source
-from ckptbridge.formats.pickles import Global, Pickle, PickleStream, interpret
+from ckptbridge.formats.pickle_objects import Global
+from ckptbridge.formats.pickles import Pickle, PickleStream, interpret
+from ckptbridge.formats.shards import read_index, read_weight_map, shard_path
 from ckptbridge.formats.tensors import Inventory, Segment, TensorSource, TensorSpec
 from ckptbridge.formats.torch_values import CONSTRUCTORS, Storage, Storages, Tensor
 from ckptbridge.formats.wrappers import Weights, find_weights, wrapper_prefix
 from ckptbridge.formats.zips import LOCAL_MAGIC, Record, directory_of, read_zip
 
+SINGLE = "pytorch_model.bin"
+INDEX = "pytorch_model.bin.index.json"
 MAGIC_NUMBER = 0x1950A86A20F9469CFC6C
 PROTOCOL_VERSION = 1001
 _COUNT = 8  # bytes before each storage of the older form
@@ -36,6 +40,33 @@ def read(path: Path, key: str | None = None) -> Inventory:
     malformed, hostile or ambiguous and UnsupportedError for what is recognised and not converted.
     """
     return without_wrapper_prefix(read_as_named(path, key))
+
+
+def read_directory(path: Path, key: str | None = None) -> Inventory:
+    """The ``pytorch_model.bin`` of a directory, or the shards that its index names.
+
+    Index and shards are compared both ways before any prefix is taken off the names. Raises
+    FormatError, beside what :func:`read` raises, when they disagree or a shard of another checkpoint
+    is among them.
+    """
+    index, single = path / INDEX, path / SINGLE
+    if not index.is_file():
+        if not single.is_file():
+            raise FormatError(
+                f"The directory has neither '{SINGLE}' nor '{INDEX}'.",
+                remedy="Name the checkpoint file itself.",
+                file=path,
+            )
+        return read(shard_path(path, SINGLE, path), key)
+    named = set(read_weight_map(index).values())
+    for file in sorted(path.glob("pytorch_model*.bin")):
+        if file.name not in named:
+            raise FormatError(
+                f"The file '{file.name}' is not in the index '{INDEX}'.",
+                remedy=f"Remove the file, or the index, whichever is old; or name the index: {index}",
+                file=file,
+            )
+    return without_wrapper_prefix(read_index(index, lambda shard: read_as_named(shard, key)))
 
 
 def read_as_named(path: Path, key: str | None = None) -> Inventory:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from ckptbridge.formats.dtypes import BY_STORAGE, BY_TORCH, DType
 from ckptbridge.formats.files import MAX_DIMS, checked_numel
-from ckptbridge.formats.pickles import Constructor, Global, Misfit, Stub
+from ckptbridge.formats.pickle_objects import Constructor, Global, Misfit, Stub
 from ckptbridge.formats.tensors import contiguous_strides
 
 _MAX_INT = (1 << 63) - 1

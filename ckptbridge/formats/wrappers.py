@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ckptbridge.errors import FormatError, UnsupportedError, printable
-from ckptbridge.formats.pickles import Stub
+from ckptbridge.formats.pickle_objects import Stub
 from ckptbridge.formats.torch_values import Tensor, Unusable, unusable_stub
 
 MAX_DEPTH = 64
