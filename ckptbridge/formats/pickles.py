@@ -1,9 +1,9 @@
 """A pickle interpreter that runs nothing: no import, no call, no attribute of anything in the file.
 
-Opcodes as in CPython's ``pickletools``, protocols 2 to 5 (what ``torch.save`` writes, and Python 2
-before it). Classes and functions stay names (:class:`~ckptbridge.formats.pickle_objects.Global`). A call of one of the few names that
-the caller passes as ``constructors`` runs the caller's own function; any other call, instance or
-state becomes an inert :class:`~ckptbridge.formats.pickle_objects.Stub`.
+Opcodes as in CPython's ``pickletools``, protocols 2 to 5: what ``torch.save`` writes, and Python 2
+before it. Classes and functions stay names. A call of one of the few names that the caller passes as
+``constructors`` runs the caller's own function; any other call, instance or state becomes an inert
+stub (:mod:`ckptbridge.formats.pickle_objects`).
 
 Every opcode takes at least a byte of the file, long strings are passed over unread and numbers are
 bounded, so memory grows with the pickle's own size and with nothing that it claims.

@@ -8,6 +8,7 @@ strides, so tied tensors are one storage. Only pickles and directories are read,
 
 from __future__ import annotations
 
+import glob
 import zlib
 from collections.abc import Mapping
 from pathlib import Path
@@ -19,11 +20,11 @@ from ckptbridge.formats.pickles import Pickle, PickleStream, interpret
 from ckptbridge.formats.shards import read_index, read_weight_map, shard_path
 from ckptbridge.formats.tensors import Inventory, Segment, TensorSource, TensorSpec
 from ckptbridge.formats.torch_values import CONSTRUCTORS, Storage, Storages, Tensor
-from ckptbridge.formats.wrappers import Weights, find_weights, wrapper_prefix
+from ckptbridge.formats.wrappers import Weights, find_weights
 from ckptbridge.formats.zips import LOCAL_MAGIC, Record, directory_of, read_zip
 
 SINGLE = "pytorch_model.bin"
-INDEX = "pytorch_model.bin.index.json"
+INDEX = ".bin.index.json"
 MAGIC_NUMBER = 0x1950A86A20F9469CFC6C
 PROTOCOL_VERSION = 1001
 _COUNT = 8  # bytes before each storage of the older form
@@ -33,44 +34,12 @@ _RESAVE = "Load the file in PyTorch and save the state dict again with torch.sav
 
 
 def read(path: Path, key: str | None = None) -> Inventory:
-    """The tensors of a ``.bin`` file and where their bytes lie.
+    """The tensors of a ``.bin`` file and where their bytes lie; names are as in the file.
 
-    ``key`` is the dotted path of the dict to take when the file holds several. ``module.`` and
-    ``_orig_mod.`` are taken off the names when all have them. Raises FormatError for what is
-    malformed, hostile or ambiguous and UnsupportedError for what is recognised and not converted.
+    ``key`` is the dotted path of the dict to take when the file holds several. Raises FormatError
+    for what is malformed, hostile or ambiguous and UnsupportedError for what is recognised and not
+    converted.
     """
-    return without_wrapper_prefix(read_as_named(path, key))
-
-
-def read_directory(path: Path, key: str | None = None) -> Inventory:
-    """The ``pytorch_model.bin`` of a directory, or the shards that its index names.
-
-    Index and shards are compared both ways before any prefix is taken off the names. Raises
-    FormatError, beside what :func:`read` raises, when they disagree or a shard of another checkpoint
-    is among them.
-    """
-    index, single = path / INDEX, path / SINGLE
-    if not index.is_file():
-        if not single.is_file():
-            raise FormatError(
-                f"The directory has neither '{SINGLE}' nor '{INDEX}'.",
-                remedy="Name the checkpoint file itself.",
-                file=path,
-            )
-        return read(shard_path(path, SINGLE, path), key)
-    named = set(read_weight_map(index).values())
-    for file in sorted(path.glob("pytorch_model*.bin")):
-        if file.name not in named:
-            raise FormatError(
-                f"The file '{file.name}' is not in the index '{INDEX}'.",
-                remedy=f"Remove the file, or the index, whichever is old; or name the index: {index}",
-                file=file,
-            )
-    return without_wrapper_prefix(read_index(index, lambda shard: read_as_named(shard, key)))
-
-
-def read_as_named(path: Path, key: str | None = None) -> Inventory:
-    """As :func:`read`, with the names as they are in the file."""
     with open_source(path) as source:
         start = source.read(0, min(4, source.size))
         if start == LOCAL_MAGIC:
@@ -88,23 +57,37 @@ def read_as_named(path: Path, key: str | None = None) -> Inventory:
     )
 
 
-def without_wrapper_prefix(inventory: Inventory) -> Inventory:
-    """``inventory`` without the prefixes that wrappers put before all names, and a note that says so."""
-    prefix = wrapper_prefix(list(inventory.tensors))
-    if not prefix:
-        return inventory
-    tensors = {}
-    for name, tensor in inventory.tensors.items():
-        spec = TensorSpec(name[len(prefix) :], tensor.spec.dtype, tensor.spec.shape)
-        tensors[spec.name] = TensorSource(spec, tensor.segments, tensor.offset, tensor.strides)
-    return Inventory(
-        path=inventory.path,
-        format=inventory.format,
-        files=inventory.files,
-        tensors=tensors,
-        aliases={a[len(prefix) :]: b[len(prefix) :] for a, b in inventory.aliases.items()},
-        notes=(*inventory.notes, f"All names began with '{prefix}', which was removed."),
-    )
+def read_directory(path: Path, key: str | None = None) -> Inventory:
+    """The shards that a directory's ``*.bin.index.json`` names, or its ``pytorch_model.bin``.
+
+    Index and shards are compared both ways. Raises FormatError, beside what :func:`read` raises,
+    when they disagree or a shard of another checkpoint is among them.
+    """
+    indices = sorted(path.glob(f"*{INDEX}"))
+    if not indices:
+        if not (path / SINGLE).is_file():
+            raise FormatError(
+                f"The directory has neither '{SINGLE}' nor an index of shards.",
+                remedy="Name the checkpoint file itself.",
+                file=path,
+            )
+        return read(shard_path(path, SINGLE, path), key)
+    if len(indices) > 1:
+        raise FormatError(
+            f"The directory has several indices: {', '.join(index.name for index in indices)}.",
+            remedy="Name the one to take.",
+            file=path,
+        )
+    index = indices[0]
+    named = set(read_weight_map(index).values())
+    for file in sorted(path.glob(f"{glob.escape(index.name.removesuffix(INDEX))}*.bin")):
+        if file.name not in named:
+            raise FormatError(
+                f"The file '{file.name}' is not in the index '{index.name}'.",
+                remedy=f"Remove the file, or the index, whichever is old; or name the index: {index}",
+                file=file,
+            )
+    return read_index(index, lambda shard: read(shard, key))
 
 
 # --- the zip form ----------------------------------------------------------------------------
