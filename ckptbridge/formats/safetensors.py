@@ -10,13 +10,22 @@ programs that map the file do.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from ckptbridge.errors import DTypeError, FormatError, UnsupportedError
 from ckptbridge.formats.dtypes import BY_SAFETENSORS
 from ckptbridge.formats.files import MAX_DIMS, MAX_HEADER_BYTES, checked_numel, open_source, parse_json
+from ckptbridge.formats.shards import (
+    MINDSPORE_EXTRA,
+    MINDSPORE_INDEX,
+    read_index,
+    read_weight_map,
+    refuse_strays,
+    shard_path,
+    with_extra,
+)
 from ckptbridge.formats.tensors import FileLayout, Inventory, Place, Segment, TensorSource, TensorSpec
 
 METADATA = "__metadata__"
@@ -124,6 +133,33 @@ def _tensor(name: str, entry: Any, begin: int, path: Path) -> TensorSource:
 def _naturals(value: Any) -> bool:
     # bool is an int to Python, and `true` no length to JSON.
     return isinstance(value, list) and all(type(v) is int and 0 <= v < 1 << 63 for v in value)
+
+
+def read_directory(path: Path, read_shard: Callable[[Path], Inventory] = read) -> Inventory:
+    """The shards of a directory with an index, Hugging Face's or MindSpore's; both, if they agree.
+
+    Index and shards are checked against each other, see :func:`ckptbridge.formats.shards.read_index`. MindSpore's
+    ``hyper_param.safetensors`` is read too, its scalars apart from the weights.
+    """
+    indices = sorted(p for p in path.glob("*.safetensors.index.json") if not p.name.startswith("."))
+    if (path / MINDSPORE_INDEX).exists():
+        indices.append(path / MINDSPORE_INDEX)
+    if not indices:
+        raise FormatError("The directory has no index of safetensors shards.", remedy="Name a file.", file=path)
+    weight_map = read_weight_map(indices[0])
+    for other in indices[1:]:
+        if read_weight_map(other) != weight_map:
+            raise FormatError(
+                f"The indices '{indices[0].name}' and '{other.name}' disagree.",
+                remedy="Name one of them to convert what it lists.",
+                file=path,
+            )
+    inventory = read_index(indices[0], read_shard)
+    refuse_strays(path, ".safetensors", weight_map, indices[0])
+    extra = path / MINDSPORE_EXTRA
+    if indices[-1].name != MINDSPORE_INDEX or extra.name in weight_map.values() or not extra.exists():
+        return inventory
+    return with_extra(inventory, read_shard(shard_path(path, extra.name, indices[-1])))
 
 
 # --- writing ---------------------------------------------------------------------------------
