@@ -17,7 +17,7 @@ _UNITS = {
 }
 
 
-class KeyValue(click.ParamType):
+class KeyValue(click.ParamType):  # type: ignore[type-arg]
     """``KEY=VALUE`` as a pair."""
 
     name = "key=value"
@@ -31,7 +31,7 @@ class KeyValue(click.ParamType):
         return key.strip(), rest.strip()
 
 
-class Size(click.ParamType):
+class Size(click.ParamType):  # type: ignore[type-arg]
     """A number of bytes, such as ``5GB`` (10^9) or ``512MiB`` (2^20)."""
 
     name = "size"

@@ -150,7 +150,8 @@ def _eight_bit_table(source: str) -> Words:
     """The float32 words of all 256 values of an 8-bit float."""
     import ml_dtypes
 
-    return np.arange(256, dtype=np.uint8).view(getattr(ml_dtypes, source)).astype(np.float32).view(np.uint32)
+    values: Words = np.arange(256, dtype=np.uint8).view(getattr(ml_dtypes, source)).astype(np.float32)
+    return values.view(np.uint32)
 
 
 @lru_cache(maxsize=64)

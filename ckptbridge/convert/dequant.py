@@ -41,8 +41,8 @@ def dequantise(
     row, column = divmod(part.src, columns)
     first = (row - rectangle[0]) * width + column - rectangle[2]
     item = target.itemsize
-    src = np.ndarray(part.sizes, target.word, words.data, first * item, tuple(s * item for s in strides))
-    dst = np.ndarray(
+    src: Words = np.ndarray(part.sizes, target.word, words.data, first * item, tuple(s * item for s in strides))
+    dst: Words = np.ndarray(
         part.sizes, target.word, out.data, (part.dst - base) * item, tuple(s * item for s in part.dst_strides)
     )
     dst[...] = src
@@ -65,7 +65,7 @@ def _rectangle_words(
     columns = source.spec.shape[1]
     segment = source.segments[0]
     at = segment.offset + source.offset + r0 * columns + c0
-    words = np.ndarray((r1 - r0, c1 - c0), np.uint8, files.map(segment.path), at, (columns, 1))
+    words: Words = np.ndarray((r1 - r0, c1 - c0), np.uint8, files.map(segment.path), at, (columns, 1))
     result = np.empty((r1 - r0, c1 - c0), target.word)
     lost = CastCount()
     scales = _scales(scale, files)

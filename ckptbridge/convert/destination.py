@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from ckptbridge.convert.plan import OutputFile, Record
 from ckptbridge.convert.provenance import TAG, dumps
@@ -79,16 +79,29 @@ def output_files(
 
 def layout_file(format_name: str, specs: Sequence[TensorSpec], strings: Mapping[str, str]) -> FileLayout:
     """The geometry of a file of that format."""
-    return {"ckpt": mindspore_ckpt, "safetensors": safetensors, "bin": torch_zip}[format_name].layout(specs, strings)
+    return _writer(format_name).layout(specs, strings)
 
 
 def seal_file(
     format_name: str, layout: FileLayout, strings: Mapping[str, str], crcs: Sequence[int] | None
 ) -> tuple[tuple[int, bytes], ...]:
     """The bytes of a file that depend on what was written, as (offset, bytes)."""
-    return {"ckpt": mindspore_ckpt, "safetensors": safetensors, "bin": torch_zip}[format_name].seal(
-        layout, strings, crcs
-    )
+    return _writer(format_name).seal(layout, strings, crcs)
+
+
+class _Writer(Protocol):
+    """What each format's module offers."""
+
+    def layout(self, specs: Sequence[TensorSpec], strings: Mapping[str, str]) -> FileLayout: ...
+
+    def seal(
+        self, layout: FileLayout, strings: Mapping[str, str], crcs: Sequence[int] | None
+    ) -> tuple[tuple[int, bytes], ...]: ...
+
+
+def _writer(format_name: str) -> _Writer:
+    writers: dict[str, _Writer] = {"ckpt": mindspore_ckpt, "safetensors": safetensors, "bin": torch_zip}
+    return writers[format_name]
 
 
 def embedded(format_name: str, direction: str, trail: Mapping[str, Any], slack: int = 0) -> dict[str, str]:

@@ -146,9 +146,9 @@ def _cut(group: list[Copy], limit: int, min_run: int) -> Iterator[Piece]:
     """Cut a group along the target's outermost axis, which all its members share."""
     length = group[0].sizes[0]
     unit = sum(c.numel // length for c in group)
-    if any(c.sizes[0] != length or c.dst_strides[0] != unit for c in group) or (len(group) == 1 and group[0].run):
-        # One long run that is not worth a run of its own; or copies of unlike shape, which the axis
-        # notation cannot produce: cut nothing rather than wrongly.
+    if any(c.sizes[0] != length or c.dst_strides[0] != unit for c in group):
+        # Copies of unlike shape interleave in no layout that the notation can write; uncut they are
+        # still right, only larger.
         yield from _boxes(group)
         return
     step = max(1, limit // unit)

@@ -6,11 +6,12 @@ What does not fit is collected, so that one error names all of it.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 from fnmatch import fnmatchcase
-from typing import Any
 
 from ckptbridge.convert.cast import check_cast
 from ckptbridge.convert.plan import Comparison, Dropped, Record, Scale
+from ckptbridge.convert.reading import identity
 from ckptbridge.convert.request import Request, Understood
 from ckptbridge.errors import ConfigError, CoverageError, DTypeError, ShapeError
 from ckptbridge.formats.dtypes import BY_NAME, DType, dtype_named
@@ -133,7 +134,9 @@ class Matcher:
                     f"'{name}' is taken by two rules.", remedy="Correct the table.", tensor=name, rule=entry.rule
                 )
         self.consumed.update(names)
-        self.records += self._records(entry, names)
+        records = self._records(entry, names)
+        self.records += records
+        self.records += self._carry_scales(entry, records)
 
     def _records(self, entry: Entry, names: Sequence[str]) -> list[Record]:
         sources = [self.tensors[name] for name in names]
@@ -209,7 +212,7 @@ class Matcher:
                 tensor=source.spec.name,
                 file=self.known.inventory.path,
             )
-        rows, columns = self._block_size(fp8)
+        rows, columns = self._block_size()
         shape = source.spec.shape
         if len(shape) != 2 or tensor.spec.shape != (-(-shape[0] // rows), -(-shape[1] // columns)):
             raise ShapeError(
@@ -226,20 +229,40 @@ class Matcher:
         self.dequantised = True
         return Scale(tensor, rows, columns)
 
-    def _block_size(self, fp8: Fp8) -> tuple[int, int]:
-        value: Any = self.known.config
-        for part in fp8.block.split("."):
-            value = value.get(part) if isinstance(value, Mapping) else None
-        if (
-            not isinstance(value, (list, tuple))
-            or len(value) != 2
-            or not all(isinstance(n, int) and not isinstance(n, bool) and n > 0 for n in value)
-        ):
+    def _block_size(self) -> tuple[int, int]:
+        block = self.known.expansion.fp8_block
+        if block is None:
             raise ConfigError(
-                f"The source holds float8_e4m3fn weights, and the config's '{fp8.block}' is {value!r}.",
-                remedy=f"Give a config whose '{fp8.block}' is the block size, such as [128, 128].",
+                "The source holds float8_e4m3fn weights, and the config does not give their block size.",
+                remedy="Give a config with quantization_config.weight_block_size, such as [128, 128].",
+                file=self.known.inventory.path,
             )
-        return value[0], value[1]
+        return block
+
+    def _carry_scales(self, entry: Entry, found: Sequence[Record]) -> list[Record]:
+        """The scales of quantised words that stay as they are, under the names of their weights."""
+        fp8 = self.known.expansion.table.fp8
+        if fp8 is None:
+            return []
+        carried = []
+        for record in found:
+            for source in record.sources:
+                scale = self.tensors.get(source.spec.name + fp8.suffix)
+                if source.spec.dtype.name != "float8_e4m3fn" or scale is None or record.spec.dtype != source.spec.dtype:
+                    continue
+                if record.axes:
+                    raise DTypeError(
+                        f"'{source.spec.name}' is quantised in blocks, and '{record.spec.name}' rearranges them: "
+                        "the scales cannot follow.",
+                        remedy="Leave --keep-quantized out, or choose a target that keeps the rows (hf, flat).",
+                        tensor=source.spec.name,
+                        rule=entry.rule,
+                    )
+                self.consumed.add(scale.spec.name)
+                renamed = replace(identity(scale), rule=str(entry.rule))
+                spec = TensorSpec(record.spec.name + fp8.suffix, scale.spec.dtype, scale.spec.shape)
+                carried.append(replace(renamed, spec=spec))
+        return carried
 
     # --- what is left ---
 

@@ -66,6 +66,7 @@ def run(plan: Plan, request: Request, progress: Progress | None = None) -> Summa
     try:
         staging.require_room(sum(file.layout.size for file in plan.files))
         with SourceFiles(plan.stats) as files, ThreadPoolExecutor(1, "sources") as pool:
+            _check_crc(plan)
             _compare(plan, files)
             digests = _start_digests(plan, files, request.digest, pool)
             lost, tally = _write(plan, request, files, staging, progress)
@@ -107,6 +108,13 @@ def _start_digests(
         files.map(path)  # opened here: the table of open files is not shared between threads while it grows
     tensors = list(plan.inventory.tensors.values())
     return pool.submit(digest_sources, plan.inventory.files, tensors, files, algorithm)
+
+
+def _check_crc(plan: Plan) -> None:
+    """A .ckpt that has a crc trailer must agree with it; one without is unverified."""
+    if plan.inventory.format == "ckpt":
+        for path in plan.inventory.files:
+            mindspore_ckpt.check_crc(path)
 
 
 def _write(

@@ -126,6 +126,6 @@ class SourceFiles:
         else:
             src_bytes = tuple(s * word.itemsize for s in src_strides)
             dst_bytes = tuple(s * word.itemsize for s in dst_strides)
-        src = np.ndarray(sizes, word, buffer=self.map(segment.path), offset=src_at, strides=src_bytes)
-        dst = np.ndarray(sizes, word, buffer=out.data, offset=dst_at, strides=dst_bytes)
+        src: Words = np.ndarray(sizes, word, buffer=self.map(segment.path), offset=src_at, strides=src_bytes)
+        dst: Words = np.ndarray(sizes, word, buffer=out.data, offset=dst_at, strides=dst_bytes)
         dst[...] = src

@@ -32,7 +32,7 @@ class Filled:
 
     @property
     def data(self) -> memoryview:
-        return memoryview(self.words.view(np.uint8).reshape(-1))
+        return self.words.view(np.uint8).data
 
 
 def record_pieces(record: Record, buffer_bytes: int = BUFFER_BYTES) -> Iterator[Piece]:
@@ -90,7 +90,7 @@ def _cast(record: Record, parts: list[Copy], dtype: DType, files: SourceFiles, o
         cast, count = cast_words(own, dtype, target)
         lost += count
         strides = tuple(s * target.itemsize for s in part.dst_strides)
-        place = np.ndarray(part.sizes, target.word, out.data, (part.dst - box.dst) * target.itemsize, strides)
+        place: Words = np.ndarray(part.sizes, target.word, out.data, (part.dst - box.dst) * target.itemsize, strides)
         place[...] = cast.reshape(part.sizes)
     return lost
 
