@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import click
 
 from ckptbridge.cli.options import KeyValue, Size
-from ckptbridge.convert.plan import Direction
+from ckptbridge.conversion.plan import Direction
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
@@ -151,10 +151,10 @@ def ms2pt(**options: Any) -> None:
 
 def _convert(direction: Direction, *, dry_run: bool, as_json: bool, quiet: bool, **options: Any) -> None:
     from ckptbridge.cli.show import plan_table, progress_bar, summary_line, understood_lines
-    from ckptbridge.convert.planner import make_plan
-    from ckptbridge.convert.request import Request
-    from ckptbridge.convert.run import run
-    from ckptbridge.convert.staging import check_destination
+    from ckptbridge.conversion.planner import make_plan
+    from ckptbridge.conversion.request import Request
+    from ckptbridge.conversion.run import run
+    from ckptbridge.conversion.staging import check_destination
 
     request = Request(
         direction=direction,

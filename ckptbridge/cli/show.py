@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from ckptbridge.cli.fold import fold
-from ckptbridge.convert.plan import Plan, Record
-from ckptbridge.convert.run import Summary
-from ckptbridge.convert.tally import Progress
+from ckptbridge.conversion.plan import Plan, Record
+from ckptbridge.conversion.run import Summary
+from ckptbridge.conversion.tally import Progress
 from ckptbridge.errors import printable
 
 _SOURCES_SHOWN = 4

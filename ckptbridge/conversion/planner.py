@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ckptbridge.convert.destination import destination_of, output_files
-from ckptbridge.convert.matching import Matcher
-from ckptbridge.convert.plan import FileStat, Plan
-from ckptbridge.convert.request import Request, Understood, understand
-from ckptbridge.convert.trail import trail_before
+from ckptbridge.conversion.destination import destination_of, output_files
+from ckptbridge.conversion.matching import Matcher
+from ckptbridge.conversion.plan import FileStat, Plan
+from ckptbridge.conversion.request import Request, Understood, understand
+from ckptbridge.conversion.trail import trail_before
 
 
 def make_plan(request: Request) -> Plan:

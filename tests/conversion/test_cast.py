@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ckptbridge.convert.cast import FLOAT_TARGETS, CastCount, cast_words, check_cast, lossless
+from ckptbridge.conversion.cast import FLOAT_TARGETS, CastCount, cast_words, check_cast, lossless
 from ckptbridge.errors import DTypeError
 from ckptbridge.formats.dtypes import BY_NAME, dtype_named
 

@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ckptbridge.convert.cast import CastCount, cast_words
-from ckptbridge.convert.dequant import dequantise
-from ckptbridge.convert.gather import BUFFER_BYTES, Box, Copy, Piece, Run, copies, pieces
-from ckptbridge.convert.plan import Record
-from ckptbridge.convert.sources import SourceFiles
+from ckptbridge.conversion.cast import CastCount, cast_words
+from ckptbridge.conversion.dequant import dequantise
+from ckptbridge.conversion.gather import BUFFER_BYTES, Box, Copy, Piece, Run, copies, pieces
+from ckptbridge.conversion.plan import Record
+from ckptbridge.conversion.sources import SourceFiles
 from ckptbridge.formats.dtypes import DType
 
 Words = npt.NDArray[Any]

@@ -14,7 +14,7 @@ import os
 import shutil
 from pathlib import Path
 
-from ckptbridge.convert.provenance import FILE_NAME
+from ckptbridge.conversion.provenance import FILE_NAME
 from ckptbridge.errors import OutputError
 
 _RENAME_NOREPLACE = 1

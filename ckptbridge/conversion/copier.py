@@ -7,12 +7,12 @@ import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from ckptbridge.convert.cast import CastCount
-from ckptbridge.convert.gather import Run
-from ckptbridge.convert.plan import OutputFile, Record
-from ckptbridge.convert.sources import SourceFiles
-from ckptbridge.convert.tally import Tally
-from ckptbridge.convert.words import fill, record_pieces
+from ckptbridge.conversion.cast import CastCount
+from ckptbridge.conversion.gather import Run
+from ckptbridge.conversion.plan import OutputFile, Record
+from ckptbridge.conversion.sources import SourceFiles
+from ckptbridge.conversion.tally import Tally
+from ckptbridge.conversion.words import fill, record_pieces
 from ckptbridge.formats.tensors import Place
 
 # What a kernel or file system says when it cannot copy between these two files.

@@ -10,20 +10,20 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
-from ckptbridge.convert.cast import CastCount
-from ckptbridge.convert.copier import write_at, write_file
-from ckptbridge.convert.destination import embedded, seal_file
-from ckptbridge.convert.digests import content_digest, tagged
-from ckptbridge.convert.plan import Plan, Record
-from ckptbridge.convert.provenance import FILE_NAME
-from ckptbridge.convert.reading import SourceDigests, digest_sources, equal_tensors
-from ckptbridge.convert.request import Request
-from ckptbridge.convert.sources import SourceFiles
-from ckptbridge.convert.staging import Staging, write_error
-from ckptbridge.convert.tally import Progress, Tally
-from ckptbridge.convert.trail import trail_after
+from ckptbridge.conversion.cast import CastCount
+from ckptbridge.conversion.copier import write_at, write_file
+from ckptbridge.conversion.destination import embedded, seal_file
+from ckptbridge.conversion.digests import content_digest, tagged
+from ckptbridge.conversion.plan import Plan, Record
+from ckptbridge.conversion.provenance import FILE_NAME
+from ckptbridge.conversion.reading import SourceDigests, digest_sources, equal_tensors
+from ckptbridge.conversion.request import Request
+from ckptbridge.conversion.sources import SourceFiles
+from ckptbridge.conversion.staging import Staging, write_error
+from ckptbridge.conversion.tally import Progress, Tally
+from ckptbridge.conversion.trail import trail_after
 from ckptbridge.errors import CoverageError, DTypeError
-from ckptbridge.formats import mindspore_ckpt, safetensors
+from ckptbridge.formats import mindspore_ckpt, shards
 
 
 @dataclass(frozen=True)
@@ -198,9 +198,9 @@ def _index(plan: Plan) -> tuple[str, bytes]:
     """The index of shards, under the name that the target side reads."""
     weight_map = {record.spec.name: file.name for file in plan.files for record in file.records}
     if plan.direction == "pt2ms":
-        return "param_name_map.json", safetensors.param_name_map_json(weight_map, plan.nbytes)
+        return "param_name_map.json", shards.param_name_map_json(weight_map, plan.nbytes)
     stem = "model.safetensors" if plan.format == "safetensors" else "pytorch_model.bin"
-    return f"{stem}.index.json", safetensors.index_json(weight_map, plan.nbytes)
+    return f"{stem}.index.json", shards.index_json(weight_map, plan.nbytes)
 
 
 def _pretty(value: Mapping[str, Any]) -> bytes:

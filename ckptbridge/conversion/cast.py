@@ -1,6 +1,6 @@
 """Casting of floating words: round to nearest even, NaN kept, what is lost counted.
 
-The only place besides :mod:`ckptbridge.convert.dequant` that looks at values.
+The only place besides :mod:`ckptbridge.conversion.dequant` that looks at values.
 """
 
 from __future__ import annotations

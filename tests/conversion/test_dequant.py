@@ -7,9 +7,9 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from ckptbridge.convert.plan import FileStat, Record, Scale
-from ckptbridge.convert.sources import SourceFiles
-from ckptbridge.convert.words import fill, record_pieces
+from ckptbridge.conversion.plan import FileStat, Record, Scale
+from ckptbridge.conversion.sources import SourceFiles
+from ckptbridge.conversion.words import fill, record_pieces
 from ckptbridge.formats import safetensors
 from ckptbridge.formats.dtypes import BY_NAME
 from ckptbridge.formats.tensors import TensorSpec

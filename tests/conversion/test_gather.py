@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ckptbridge.convert.gather import Box, Copy, Run, copies, pieces, within_segments
+from ckptbridge.conversion.gather import Box, Copy, Run, copies, pieces, within_segments
 from ckptbridge.formats.dtypes import BY_NAME
 from ckptbridge.formats.tensors import Segment, TensorSource, TensorSpec, contiguous_strides
 from ckptbridge.tables.axes import bind_axes, parse_axes
@@ -119,7 +119,8 @@ def test_concatenation_is_runs_and_interleaving_is_boxes() -> None:
 
 
 def test_no_box_is_larger_than_the_limit() -> None:
-    bound = bind_axes(parse_axes("(g r d) h, (g 1 d) h, (g 1 d) h -> (g (r + 1 + 1) d) h"), dict(g=2, r=3, d=16, h=32))
+    line = parse_axes("(g r d) h, (g 1 d) h, (g 1 d) h -> (g (r + 1 + 1) d) h")
+    bound = bind_axes(line, {"g": 2, "r": 3, "d": 16, "h": 32})
     sources = [source(str(k), shape) for k, shape in enumerate(bound.left)]
     found = list(pieces(copies(bound.blocks, sources, bound.right[0]), 100, min_run=10_000))
     assert max(p.numel for p in found) <= 100

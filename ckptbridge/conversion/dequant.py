@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ckptbridge.convert.cast import CastCount, cast_words
-from ckptbridge.convert.gather import Copy
-from ckptbridge.convert.plan import Scale
-from ckptbridge.convert.sources import SourceFiles
+from ckptbridge.conversion.cast import CastCount, cast_words
+from ckptbridge.conversion.gather import Copy
+from ckptbridge.conversion.plan import Scale
+from ckptbridge.conversion.sources import SourceFiles
 from ckptbridge.formats.dtypes import BY_NAME, DType
 from ckptbridge.formats.tensors import TensorSource, contiguous_strides
 

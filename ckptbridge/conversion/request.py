@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ckptbridge.convert import provenance
-from ckptbridge.convert.plan import Direction
+from ckptbridge.conversion import provenance
+from ckptbridge.conversion.plan import Direction
 from ckptbridge.errors import ConfigError, UsageError
 from ckptbridge.formats.detect import open_inventory
 from ckptbridge.formats.tensors import Inventory
@@ -74,8 +74,8 @@ def understand(request: Request) -> Understood:
     """
     inventory = open_inventory(request.source, request.key)
     _check_direction(request, inventory)
-    carried = provenance.read(inventory)
-    config = find_config(request.source, request.config, carried)
+    carried = provenance.read(inventory, request.source)
+    config = find_config(request, carried)
     table = find_table(request, config, carried)
     side = "pt" if request.direction == "pt2ms" else "ms"
     notes = list(inventory.notes)
@@ -109,14 +109,15 @@ def _check_direction(request: Request, inventory: Inventory) -> None:
         )
 
 
-def find_config(source: Path, given: Path | None, carried: provenance.Carried | None) -> Mapping[str, Any] | None:
-    """The model's config: the one given, the config.json beside the weights, or the one in the provenance."""
-    if given is not None:
-        return read_config(given)
+def find_config(request: Request, carried: provenance.Carried | None) -> Mapping[str, Any] | None:
+    """The model's config: the one given; a MindSpore checkpoint's own record; or the config.json beside the weights."""
+    if request.config is not None:
+        return read_config(request.config)
+    if request.direction == "ms2pt" and carried is not None and carried.config is not None:
+        return carried.config
+    source = request.source
     beside = (source if source.is_dir() else source.parent) / "config.json"
-    if beside.is_file():
-        return read_config(beside)
-    return carried.config if carried is not None else None
+    return read_config(beside) if beside.is_file() else None
 
 
 def read_config(path: Path) -> Mapping[str, Any]:

@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import ckptbridge
-from ckptbridge.convert import provenance
-from ckptbridge.convert.cast import lossless
-from ckptbridge.convert.digests import placeholder
-from ckptbridge.convert.plan import Comparison, Dropped, Record
-from ckptbridge.convert.request import Request, Understood
+from ckptbridge.conversion import provenance
+from ckptbridge.conversion.cast import lossless
+from ckptbridge.conversion.digests import placeholder
+from ckptbridge.conversion.plan import Comparison, Dropped, Record
+from ckptbridge.conversion.request import Request, Understood
 
 
 def trail_before(

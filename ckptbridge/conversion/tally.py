@@ -8,8 +8,8 @@ import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from ckptbridge.convert.digests import new_hasher
-from ckptbridge.convert.plan import Record
+from ckptbridge.conversion.digests import new_hasher
+from ckptbridge.conversion.plan import Record
 from ckptbridge.formats.tensors import TensorSpec
 
 Progress = Callable[[int], None]

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ckptbridge.convert.gather import Copy, within_segments
-from ckptbridge.convert.plan import FileStat
+from ckptbridge.conversion.gather import Copy, within_segments
+from ckptbridge.conversion.plan import FileStat
 from ckptbridge.errors import SourceChangedError
 from ckptbridge.formats.tensors import TensorSource
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from ckptbridge.formats.tensors import Inventory
@@ -52,13 +53,12 @@ def dumps(record: Mapping[str, Any]) -> str:
     return json.dumps(record, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
 
 
-def read(inventory: Inventory) -> Carried | None:
-    """The provenance in a checkpoint, or None when it carries none that this tool wrote."""
+def read(inventory: Inventory, source: Path) -> Carried | None:
+    """The provenance in a checkpoint, or beside it in the directory ``source``; None when this tool wrote none."""
     text = inventory.strings.get(TAG)
-    if text is None and inventory.path.is_dir() and (inventory.path / FILE_NAME).is_file():
-        path = inventory.path / FILE_NAME
-        if path.stat().st_size <= MAX_BYTES:
-            text = path.read_text(encoding="utf-8", errors="replace")
+    beside = source / FILE_NAME
+    if text is None and beside.is_file() and beside.stat().st_size <= MAX_BYTES:
+        text = beside.read_text(encoding="utf-8", errors="replace")
     return parse(text) if text is not None else None
 
 

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from ckptbridge.convert.plan import OutputFile, Record
-from ckptbridge.convert.provenance import TAG, dumps
-from ckptbridge.convert.request import Request
+from ckptbridge.conversion.plan import OutputFile, Record
+from ckptbridge.conversion.provenance import TAG, dumps
+from ckptbridge.conversion.request import Request
 from ckptbridge.errors import UsageError
 from ckptbridge.formats import mindspore_ckpt, safetensors, torch_zip
 from ckptbridge.formats.tensors import FileLayout, TensorSpec

@@ -6,10 +6,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ckptbridge.convert.digests import Hasher, new_hasher
-from ckptbridge.convert.plan import Record
-from ckptbridge.convert.sources import SourceFiles
-from ckptbridge.convert.words import fill, record_pieces
+from ckptbridge.conversion.digests import Hasher, new_hasher
+from ckptbridge.conversion.plan import Record
+from ckptbridge.conversion.sources import SourceFiles
+from ckptbridge.conversion.words import fill, record_pieces
 from ckptbridge.formats.tensors import TensorSource
 from ckptbridge.tables.axes import Block, View
 

@@ -9,10 +9,10 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
 
-from ckptbridge.convert.cast import check_cast
-from ckptbridge.convert.plan import Comparison, Dropped, Record, Scale
-from ckptbridge.convert.reading import identity
-from ckptbridge.convert.request import Request, Understood
+from ckptbridge.conversion.cast import check_cast
+from ckptbridge.conversion.plan import Comparison, Dropped, Record, Scale
+from ckptbridge.conversion.reading import identity
+from ckptbridge.conversion.request import Request, Understood
 from ckptbridge.errors import ConfigError, CoverageError, DTypeError, ShapeError
 from ckptbridge.formats.dtypes import BY_NAME, DType, dtype_named
 from ckptbridge.formats.tensors import TensorSource, TensorSpec

@@ -1,0 +1,71 @@
+"""The public functions; ``ckptbridge`` itself offers them, imported on first use."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from ckptbridge.conversion.plan import Direction
+from ckptbridge.conversion.planner import make_plan
+from ckptbridge.conversion.request import Request
+from ckptbridge.conversion.run import Summary, run
+from ckptbridge.errors import UsageError
+
+StrPath = str | os.PathLike[str]
+
+
+def convert(
+    source: StrPath,
+    destination: StrPath,
+    *,
+    direction: Direction,
+    target: str | None = None,
+    layout: Mapping[str, str] | None = None,
+    mapping: StrPath | None = None,
+    config: StrPath | None = None,
+    format: str | None = None,
+    dtype: str | None = None,
+    keep_quantized: bool = False,
+    max_shard_size: int | None = None,
+    allow_missing: Sequence[str] = (),
+    allow_unexpected: Sequence[str] = (),
+    allow_overflow: bool = False,
+    provenance: Mapping[str, str] | None = None,
+    overwrite: bool = False,
+    crc: bool = False,
+    digest: str = "blake3",
+    key: str | None = None,
+    progress: Callable[[int], None] | None = None,
+) -> Summary:
+    """Convert a checkpoint; the keywords are the options of ``ckptbridge convert``.
+
+    ``direction`` is "pt2ms" or "ms2pt"; ``max_shard_size`` is in bytes; ``progress`` is called with the
+    number of bytes that have just been placed. Returns what was done: the plan, the provenance,
+    numbers of tensors and bytes, seconds, and the values that a cast lost. Raises CkptBridgeError's
+    family, and leaves no output behind when it does.
+    """
+    if direction not in ("pt2ms", "ms2pt"):
+        raise UsageError(f"There is no direction '{direction}'.", remedy="Use 'pt2ms' or 'ms2pt'.")
+    request = Request(
+        source=Path(source),
+        destination=Path(destination),
+        direction=direction,
+        target=target,
+        layout=dict(layout or {}),
+        mapping=Path(mapping) if mapping is not None else None,
+        config=Path(config) if config is not None else None,
+        format=format,
+        dtype=dtype,
+        keep_quantized=keep_quantized,
+        max_shard_size=max_shard_size,
+        allow_missing=tuple(allow_missing),
+        allow_unexpected=tuple(allow_unexpected),
+        allow_overflow=allow_overflow,
+        provenance=dict(provenance or {}),
+        overwrite=overwrite,
+        crc=crc,
+        digest=digest,
+        key=key,
+    )
+    return run(make_plan(request), request, progress)
