@@ -9,7 +9,7 @@ from pathlib import Path
 
 from ckptbridge.errors import CkptBridgeError, FormatError, UnsupportedError, UsageError
 from ckptbridge.formats import mindspore_ckpt, safetensors
-from ckptbridge.formats.shards import MINDSPORE_INDEX, read_index
+from ckptbridge.formats.shards import MINDSPORE_INDEX, read_index, read_weight_map, shard_path
 from ckptbridge.formats.sniff import CKPT, INDEX, SAFETENSORS, sniff
 from ckptbridge.formats.tensors import Inventory, TensorSource
 from ckptbridge.formats.wrappers import wrapper_prefix
@@ -114,7 +114,10 @@ def _read_named(directory: Path, name: str, indexed: list[str], key: str | None)
     if name.endswith(".bin.index.json"):
         from ckptbridge.formats import torch_bin
 
-        return torch_bin.read_directory(directory)
+        index = directory / name
+        for shard in sorted(set(read_weight_map(index).values())):
+            sniff(shard_path(directory, shard, index))  # a pointer or a web page among the shards is named as such
+        return torch_bin.read_directory(directory, key)
     return _read_file(directory / name, key)
 
 

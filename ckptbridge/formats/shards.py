@@ -147,15 +147,14 @@ def _joined(directory: Path, shards: list[Inventory]) -> Inventory:
 
 
 def index_json(weight_map: Mapping[str, str], total_size: int) -> bytes:
-    """The index that transformers reads beside shards; ``total_size`` is the tensors' bytes."""
-    return _index(weight_map, total_size, 2)
+    """The index that transformers reads beside shards, as it writes it; ``total_size`` is the tensors' bytes."""
+    return (json.dumps(_index(weight_map, total_size), indent=2, sort_keys=True) + "\n").encode()
 
 
 def param_name_map_json(weight_map: Mapping[str, str], total_size: int) -> bytes:
     """``param_name_map.json``, as MindSpore's unified_safetensors writes and load_distributed_checkpoint reads it."""
-    return _index(weight_map, total_size, 4)
+    return json.dumps(_index(weight_map, total_size), indent=4).encode()
 
 
-def _index(weight_map: Mapping[str, str], total_size: int, indent: int) -> bytes:
-    value = {"metadata": {"total_size": total_size}, "weight_map": dict(weight_map)}
-    return (json.dumps(value, indent=indent) + "\n").encode()
+def _index(weight_map: Mapping[str, str], total_size: int) -> dict[str, object]:
+    return {"metadata": {"total_size": total_size}, "weight_map": dict(weight_map)}

@@ -46,11 +46,11 @@ def write_plain(
             file.write(data)
 
 
-@pytest.fixture(name="words")
+@pytest.fixture(name="words", scope="session")
 def words_fixture() -> Callable[..., np.ndarray]:
     return words
 
 
-@pytest.fixture(name="write_plain")
+@pytest.fixture(name="write_plain", scope="session")
 def write_plain_fixture() -> Callable[..., None]:
     return write_plain
