@@ -32,6 +32,9 @@ _OPTIMIZER_STATE = (
     *("exp_avg.", "exp_avg_sq.", "mean_square.", "mean_grad.", "inf_norm."),
 )
 
+# Only for what an error says; which reader takes a file is decided by its content.
+_WEIGHT_SUFFIXES = (".safetensors", ".ckpt", ".bin", ".pt", ".pth")
+
 _READABLE = "a safetensors, .ckpt or .bin file, or a directory that holds one, or an index with its shards"
 
 
@@ -47,7 +50,11 @@ def open_inventory(path: Path, key: str | None = None) -> Inventory:
     recognised and cannot be converted as it is (shards of a distributed run, adapters, optimizer state, other
     formats), FormatError for what is damaged or not recognised.
     """
-    if not path.exists():
+    try:
+        there = path.exists()
+    except PermissionError:
+        raise FormatError("This user may not enter the directory.", remedy="Change its mode.", file=path) from None
+    if not there:
         raise UsageError("There is no such file or directory.", remedy="Check the path.", file=path)
     inventory = _read_directory(path, key) if path.is_dir() else _read_file(path, key)
     _refuse_parts(inventory)
@@ -130,10 +137,10 @@ def _read_only_weights(directory: Path, entries: list[Path], files: list[Path], 
             continue
         try:
             kind = sniff(path)
-        except UnsupportedError as error:
-            wrong.append(error)
-            continue
-        except FormatError:
+        except CkptBridgeError as error:
+            # Most files of a directory are no weights; only of those that look like some it is news.
+            if isinstance(error, UnsupportedError) or path.suffix in _WEIGHT_SUFFIXES:
+                wrong.append(error)
             continue
         if kind != INDEX:
             weights.append(path)
@@ -145,6 +152,13 @@ def _read_only_weights(directory: Path, entries: list[Path], files: list[Path], 
     adapters = [p for p in weights if p.name.startswith("adapter_model")]
     if "adapter_config.json" in names and adapters == weights:
         raise _adapter(directory)
+    for path in weights:
+        if _part_of_several(path.name):
+            raise FormatError(
+                f"The file '{path.name}' is one of several shards, and there is no index of them.",
+                remedy="Fetch the *.index.json that belongs to them.",
+                file=directory,
+            )
     if len(weights) == 1:
         return _read_file(weights[0], key)
     if weights:
@@ -157,6 +171,12 @@ def _read_only_weights(directory: Path, entries: list[Path], files: list[Path], 
         remedy=f"Name {_READABLE}" + (f"; it has these directories: {_few(below)}." if below else "."),
         file=directory,
     )
+
+
+def _part_of_several(name: str) -> bool:
+    """Whether the name ends as in ``model-00001-of-00002.safetensors``, with more than one."""
+    before, _, count = name.split(".")[0].rpartition("-of-")
+    return bool(before) and before[-1].isdigit() and count.isdigit() and count.lstrip("0") not in ("", "1")
 
 
 def _ambiguous(directory: Path, candidates: list[str]) -> UsageError:
@@ -192,11 +212,24 @@ def _distributed_run(directory: Path, entries: list[Path]) -> UnsupportedError |
             remedy="Join them with that framework's own tool, to a Hugging Face directory.",
             file=directory,
         )
-    if any(p.is_dir() and p.name.startswith("rank_") and p.name[5:].isdigit() for p in entries):
+    if sum(name.startswith("consolidated.") and name.endswith(".pth") for name in names) > 1:
         return UnsupportedError(
-            "These are the slices of a distributed MindSpore run (rank_0, rank_1, ...).",
+            "These are the model-parallel parts of Meta's own format (consolidated.00.pth, ...).",
+            remedy="Use the model's Hugging Face directory.",
+            file=directory,
+        )
+    ranks = [p for p in entries if p.is_dir() and p.name.startswith("rank_") and p.name[5:].isdigit()]
+    if len(ranks) == 1:
+        return UnsupportedError(
+            f"This is the output of a MindSpore run, with its checkpoints in '{ranks[0].name}'.",
+            remedy=f"If the run had one device, name the directory or a file in it: {ranks[0]}",
+            file=directory,
+        )
+    if ranks:
+        return UnsupportedError(
+            f"These are the slices of a distributed MindSpore run ({_few(p.name for p in ranks)}).",
             remedy="Merge them first with mindspore.unified_safetensors or mindspore.transform_checkpoints and the "
-            "run's strategy files; even a single rank's file is only a slice.",
+            "run's strategy files; after a purely data-parallel run, name one rank's file.",
             file=directory,
         )
     return None

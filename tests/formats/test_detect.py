@@ -6,6 +6,8 @@ import gzip
 import json
 import os
 import tarfile
+import tempfile
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -182,6 +184,8 @@ def test_a_directory_without_weights_names_what_is_below(tmp_path):
     ("make", "what", "remedy"),
     [
         (["rank_0/net.ckpt", "rank_1/net.ckpt"], "rank_0", "unified_safetensors"),
+        (["rank_0/net.ckpt"], "rank_0", "one device"),
+        (["consolidated.00.pth", "consolidated.01.pth"], "Meta", "Hugging Face"),
         (["__0_0.distcp", ".metadata"], "FSDP", "dcp_to_torch"),
         (["zero_to_fp32.py", "latest", "global_step1/zero_pp_rank_0_mp_rank_00_optim_states.pt"], "ZeRO", "zero_to"),
         (["zero_pp_rank_0_mp_rank_00_optim_states.pt", "mp_rank_00_model_states.pt"], "ZeRO", "zero_to_fp32"),
@@ -196,6 +200,41 @@ def test_parts_of_a_distributed_run_are_named(tmp_path, make, what, remedy):
     error = refusal(tmp_path)
     assert what in error.what
     assert remedy in error.remedy
+
+
+def test_shards_without_their_index(tmp_path):
+    save_safetensors(tmp_path / "model-00001-of-00002.safetensors")
+    assert "no index" in refusal(tmp_path, FormatError).what
+    (tmp_path / "model-00001-of-00002.safetensors").rename(tmp_path / "model-00001-of-00001.safetensors")
+    assert len(open_inventory(tmp_path).tensors) == 2
+
+
+def test_a_damaged_file_of_a_directory_is_told(tmp_path):
+    (tmp_path / "README.md").write_text("text")
+    (tmp_path / "net.ckpt").write_bytes(bytes(100))
+    error = refusal(tmp_path, FormatError)
+    assert "zeros" in error.what
+    assert error.where["file"] == tmp_path / "net.ckpt"
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
+def test_files_of_another_user(save_ckpt):
+    """MindSpore sets 0400 on what it saves."""
+    with tempfile.TemporaryDirectory() as name:
+        directory = Path(name)
+        directory.chmod(0o755)
+        save_ckpt(directory / "a.ckpt")
+        (directory / "a.ckpt").chmod(0o400)
+        (directory / "closed").mkdir(mode=0o700)
+        save_ckpt(directory / "closed" / "a.ckpt")
+        os.seteuid(65534)
+        try:
+            assert "0400" in refusal(directory / "a.ckpt", FormatError).remedy
+            assert "0400" in refusal(directory, FormatError).remedy
+            assert "may not" in refusal(directory / "closed", FormatError).what
+            assert "may not" in refusal(directory / "closed" / "a.ckpt", FormatError).what
+        finally:
+            os.seteuid(0)
 
 
 def test_a_whole_model_beside_shards_is_taken(tmp_path):
