@@ -33,7 +33,7 @@ def shorten(value: object, limit: int = 60) -> str:
     # A container's repr is built whole before it is cut, so only its kind is shown when it is large.
     if isinstance(value, (list, tuple, dict)):
         return f"a {type(value).__name__} of {len(value)}"
-    if isinstance(value, int) and value.bit_length() > 128:
+    if isinstance(value, int) and value.bit_length() > 64:
         return f"an integer of {value.bit_length()} bits"
     if isinstance(value, str):
         value = value[:limit]

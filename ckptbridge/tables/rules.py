@@ -231,12 +231,12 @@ def _check_operands(rule: Rule, line: AxisMap, sections: Sections) -> None:
 
 
 def _check_index_axes(text: str, dims: Dims, index: frozenset[str], line: AxisMap) -> None:
-    """Each operand of a side has its index axes both in its name and as dimensions."""
+    """Each operand has an index axis both in its name and as a dimension, or not at all."""
     whole = {node.name for node in dims if isinstance(node, Axis)}
     for name in sorted(index):
         if (name in parse_template(text).names) != (name in whole):
             raise TableError(
-                f"The index '{name}' must stand in every name of its side, and be a dimension by itself there.",
+                f"The index '{name}' must stand both in an operand's name and as a dimension by itself, or in neither.",
                 axes=line.text,
                 name=text,
             )

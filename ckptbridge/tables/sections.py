@@ -135,30 +135,39 @@ def _ordered(needs: Mapping[str, Iterable[str]], section: str) -> tuple[str, ...
 
 
 def _ordered_roots(roots: Mapping[str, Root], strings: Mapping[str, str]) -> dict[str, Root]:
-    """The roots in the order in which their anchors can be decided; strings may stand in between."""
-    needs: dict[str, frozenset[str]] = {}
+    """The roots in the order in which their anchors can be decided."""
+    held: dict[str, frozenset[str]] = {key: frozenset({key}) for key in roots}
     for key, text in strings.items():
-        # A string may be empty, which a name may not.
-        needs[key] = parse_template(text).names if text else frozenset()
-        if needs[key] - roots.keys():
-            raise TableError(
-                f"'{{{min(needs[key] - roots.keys())}}}' is not a root; a string may hold nothing else in braces.",
-                field=f"strings.{key}",
-            )
-    for key, root in roots.items():
-        anchors = {side: parse_template(text) for side, text in (("pt", root.pt), ("ms", root.ms)) if text}
-        used = frozenset(name for anchor in anchors.values() for name in anchor.names)
-        for side, anchor in anchors.items():
-            if key not in anchor.names:
-                raise TableError(f"The anchor does not hold '{{{key}}}'.", field=f"roots.{key}.{side}")
-        unknown = used - roots.keys() - strings.keys()
+        held[key] = _held(text, f"strings.{key}")
+        unknown = held[key] - roots.keys()
         if unknown:
             raise TableError(
-                f"'{{{min(unknown)}}}' is neither a root nor a string; an anchor may hold nothing else in braces.",
-                field=f"roots.{key}",
+                f"'{{{min(unknown)}}}' is not a root; a string may hold nothing else in braces.", field=f"strings.{key}"
             )
-        needs[key] = used - {key}
-    return {key: roots[key] for key in _ordered(needs, "roots") if key in roots}
+    needs: dict[str, frozenset[str]] = {}
+    for key, root in roots.items():
+        needs[key] = frozenset()
+        for side, text in (("pt", root.pt), ("ms", root.ms)):
+            if not text:
+                continue
+            names = _held(text, f"roots.{key}.{side}")
+            unknown = names - held.keys()
+            if unknown:
+                raise TableError(
+                    f"'{{{min(unknown)}}}' is neither a root nor a string; an anchor may hold nothing else in braces.",
+                    field=f"roots.{key}.{side}",
+                )
+            used = frozenset(r for name in names for r in held[name])
+            if key not in used:
+                raise TableError(f"The anchor does not hold '{{{key}}}'.", field=f"roots.{key}.{side}")
+            needs[key] |= used - {key}
+    return {key: roots[key] for key in _ordered(needs, "roots")}
+
+
+def _held(text: str, field: str) -> frozenset[str]:
+    """The names in a template, which may be empty here."""
+    with located(field=field):
+        return parse_template(text).names if text else frozenset()
 
 
 def _root(value: object, field: str) -> Root:
@@ -181,7 +190,7 @@ def _fp8(value: Mapping[str, object]) -> Fp8 | None:
     suffix = string(value.get("suffix", ""), "fp8.suffix")
     if not suffix:
         raise TableError("The suffix of the scale tensors is missing.", field="fp8.suffix")
-    block = string(value.get("block", ""), "fp8.block")
+    block = _expression(value.get("block", ""), "fp8.block")
     # Most configs are of models that are not quantised: what is absent is None, not an error.
     return Fp8(suffix, _expression(f"({block}) or None", "fp8.block"))
 

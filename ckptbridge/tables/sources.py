@@ -19,6 +19,7 @@ else:
     import tomli as tomllib  # type: ignore[import-not-found, unused-ignore]
 
 MAX_BYTES = 256 * 1024  # of one file; the longest shipped table has a tenth of it
+MAX_LINE = 4000  # characters; the TOML parser takes quadratic time over long dotted keys
 MAX_FILES = 50
 SCHEMA = 1
 
@@ -79,9 +80,12 @@ def read_text(path: Path, file: str) -> str:
     if len(raw) > MAX_BYTES:
         raise TableError(f"The table is longer than {MAX_BYTES} bytes.", file=file)
     try:
-        return raw.decode("utf-8")
+        text = raw.decode("utf-8")
     except UnicodeDecodeError as error:
         raise TableError("The table is not UTF-8.", file=file, offset=error.start) from None
+    if any(len(line) > MAX_LINE for line in text.splitlines()):
+        raise TableError(f"A line of the table is longer than {MAX_LINE} characters.", file=file)
+    return text
 
 
 def read_source(path: Path) -> Source:
@@ -112,7 +116,7 @@ class _Reader:
             raise TableError(f"'{file}' includes itself by way of other files.", file=within[-1].name, field="include")
         if real in self.done:
             return {}
-        if len(self.done) >= MAX_FILES:
+        if len(self.done) + len(within) >= MAX_FILES:
             raise TableError(f"The table includes more than {MAX_FILES} files.", file=file, field="include")
         data = parse_toml(read_text(path, file), file)
         _check_keys(data, file, part=bool(within))
