@@ -155,9 +155,11 @@ def read_directory(path: Path, read_shard: Callable[[Path], Inventory] = read) -
                 file=path,
             )
     inventory = read_index(indices[0], read_shard)
-    refuse_strays(path, ".safetensors", weight_map, indices[0])
+    known = set(weight_map.values())
     extra = path / MINDSPORE_EXTRA
-    if indices[-1].name != MINDSPORE_INDEX or extra.name in weight_map.values() or not extra.exists():
+    beside = indices[-1].name == MINDSPORE_INDEX and extra.name not in known and extra.exists()
+    refuse_strays(path, ".safetensors", known | {extra.name} if beside else known, indices[0])
+    if not beside:
         return inventory
     return with_extra(inventory, read_shard(shard_path(path, extra.name, indices[-1])))
 

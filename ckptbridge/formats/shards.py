@@ -8,7 +8,7 @@ a bare weight map too (mindspore 2.10.0, ``parallel/transform_safetensors.py``).
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -93,12 +93,11 @@ def read_index(index: Path, read: Callable[[Path], Inventory]) -> Inventory:
     return _joined(directory, list(shards.values()))
 
 
-def refuse_strays(directory: Path, suffix: str, weight_map: Mapping[str, str], index: Path) -> None:
-    """Raises FormatError for a file with ``suffix`` that the index does not name: part of another checkpoint.
+def refuse_strays(directory: Path, suffix: str, known: Collection[str], index: Path) -> None:
+    """Raises FormatError for a file with ``suffix`` that is not ``known`` from the index: part of another checkpoint.
 
     Hidden files are passed over; an output that is being written is one.
     """
-    known = {*weight_map.values(), MINDSPORE_EXTRA}
     for path in sorted(directory.iterdir()):
         if path.name.endswith(suffix) and path.name not in known and not path.name.startswith("."):
             raise FormatError(

@@ -13,6 +13,8 @@ import numpy as np
 import pytest
 import safetensors.numpy
 import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from ckptbridge.errors import CkptBridgeError, FormatError, UnsupportedError, UsageError
 from ckptbridge.formats import mindspore_ckpt
@@ -299,3 +301,34 @@ def test_an_index_can_be_named(tmp_path):
     assert "consolidated.safetensors" in error.what
     assert str(index) in error.remedy
     assert open_inventory(index).tensors.keys() == {"x", "y"}
+
+
+# --- anything at all -------------------------------------------------------------------------
+
+
+@given(data=st.data())
+@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_no_file_gets_past_the_error_family(tmp_path_factory, saved, data):
+    """Whatever the bytes, a file opens or is refused with an error of the family; nothing else escapes."""
+    path = tmp_path_factory.mktemp("any") / "f"
+    kind = data.draw(st.sampled_from(["safetensors", "ckpt", "bin", "legacy bin", "none"]))
+    if kind == "none":
+        start = data.draw(st.sampled_from([b"", b"\n", b"PK\x03\x04", b"\x80\x02", b"{", bytes(8) + b"{", b"GGUF"]))
+        content = start + data.draw(st.binary(max_size=60))
+    else:
+        saved[kind](path)
+        content = bytearray(path.read_bytes())
+        for _ in range(data.draw(st.integers(1, 4))):
+            # Headers and trailers are where the formats are; contents are mostly numbers.
+            at = data.draw(st.one_of(st.integers(0, min(300, len(content) - 1)), st.integers(0, len(content) - 1)))
+            content[at] = data.draw(st.integers(0, 255))
+        content = content[: data.draw(st.one_of(st.just(len(content)), st.integers(0, len(content))))]
+    path.write_bytes(content)
+    try:
+        inventory = open_inventory(path)
+    except CkptBridgeError as error:
+        assert error.exit_code == 2
+        return
+    size = path.stat().st_size
+    for source in (*inventory.tensors.values(), *inventory.scalars.values()):
+        assert all(0 <= s.offset <= s.offset + s.nbytes <= size for s in source.segments)

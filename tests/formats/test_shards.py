@@ -109,6 +109,11 @@ def test_a_stray_shard(sharded):
     assert "model-00003-of-00003" in refusal(sharded).what
 
 
+def test_mindspores_extra_file_is_a_stray_without_its_index(sharded):
+    safetensors.numpy.save_file(arrays(["z"]), sharded / "hyper_param.safetensors")
+    assert "hyper_param" in refusal(sharded).what
+
+
 def test_unfinished_output_is_no_stray(sharded):
     (sharded / ".ckptbridge-x.safetensors").write_bytes(b"")
     (sharded / ".ckptbridge-x.safetensors.index.json").write_bytes(b"")
