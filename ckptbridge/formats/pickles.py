@@ -31,7 +31,7 @@ _CHUNK = 256 << 10
 class PickleStream:
     """The bytes of a file from ``at`` to ``end``, taken in order through a small window."""
 
-    __slots__ = ("_base", "_buffer", "_pos", "_taken", "end", "source")
+    __slots__ = ("_base", "_buffer", "_pos", "_start", "end", "source")
 
     def __init__(self, source: SourceFile, at: int, end: int) -> None:
         self.source = source
@@ -39,7 +39,7 @@ class PickleStream:
         self._base = at
         self._buffer = b""
         self._pos = 0
-        self._taken = 0
+        self._start = at  # moved along by what is skipped
 
     @property
     def at(self) -> int:
@@ -68,7 +68,11 @@ class PickleStream:
         """Pass over ``nbytes`` bytes without reading them."""
         if nbytes > self.end - self.at:
             raise self.bad(f"A string of {nbytes} bytes reaches past the end of the pickle.")
-        self._base, self._pos, self._buffer = self.at + nbytes, 0, b""
+        self._start += nbytes
+        if self._pos + nbytes <= len(self._buffer):
+            self._pos += nbytes
+        else:
+            self._base, self._pos, self._buffer = self.at + nbytes, 0, b""
 
     def bad(self, what: str, near: str | None = None) -> FormatError:
         """A FormatError at the present place, ``near`` the string that was read last."""
@@ -85,8 +89,7 @@ class PickleStream:
         if nbytes > room:
             raise self.bad(f"The pickle ends within an opcode: {nbytes} bytes are due and {room} are left.")
         size = min(max(nbytes, _CHUNK), room)
-        self._taken += size
-        if self._taken > MAX_HEADER_BYTES:
+        if self.at - self._start > MAX_HEADER_BYTES:
             raise self.bad(f"The pickle is larger than {MAX_HEADER_BYTES} bytes.")
         self._base, self._pos = self.at, 0
         self._buffer = self.source.read(self._base, size)

@@ -20,6 +20,7 @@ from ckptbridge.formats.tensors import FileLayout, Place, TensorSpec
 from ckptbridge.formats.zips import (
     CENTRAL,
     CENTRAL_MAGIC,
+    DESCRIPTOR_MAGIC,
     END,
     END64,
     END64_MAGIC,
@@ -37,7 +38,6 @@ ALIGNMENT = 64
 _FOLDER = "archive"  # torch.save's name for a buffer
 _UTF8 = 1 << 11
 _DEFERRED = 1 << 3  # size and checksum stand behind the data
-_DESCRIPTOR = b"PK\x07\x08"
 _MADE_BY = 0x031E  # miniz says "version 3.0, Unix" in the zip64 end record, and nowhere else
 
 
@@ -168,7 +168,7 @@ def _local_header(record: _Record) -> bytes:
 
 def _descriptor(record: _Record, crc: int) -> bytes:
     sizes = struct.pack("<2Q" if record.wide else "<2I", record.nbytes, record.nbytes)
-    return _DESCRIPTOR + struct.pack("<I", crc) + sizes
+    return DESCRIPTOR_MAGIC + struct.pack("<I", crc) + sizes
 
 
 def _central_header(record: _Record, crc: int) -> bytes:

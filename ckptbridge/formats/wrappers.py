@@ -20,6 +20,7 @@ WRAPPER_PREFIXES = ("module.", "_orig_mod.")  # DataParallel and DistributedData
 ITSELF = "."  # --key for the outermost dict
 _SHOWN = 12
 
+_SAVE_WEIGHTS = "Save the weights with torch.save(model.state_dict(), FILE)."
 _SAVE_STATE_DICT = "Load it where its classes are, and save the weights: torch.save(model.state_dict(), FILE)."
 
 
@@ -142,7 +143,7 @@ def _candidates(start: object, path: tuple[str, ...], file: Path) -> Iterator[Ca
             continue
         seen.add(id(value))
         if len(path) > MAX_DEPTH:
-            raise FormatError(f"Containers are nested more than {MAX_DEPTH} deep.", file=file)
+            raise FormatError(f"Containers are nested more than {MAX_DEPTH} deep.", remedy=_SAVE_WEIGHTS, file=file)
         found = _candidate(path, value)
         if found is not None:
             yield found
@@ -185,7 +186,7 @@ def _only(found: list[Candidate], value: object, file: Path) -> Candidate:
         )
     raise FormatError(
         "The file holds no tensors by name.",
-        remedy="Save the weights with torch.save(model.state_dict(), FILE).",
+        remedy=_SAVE_WEIGHTS,
         file=file,
     )
 
@@ -265,7 +266,7 @@ def _module_tensors(module: Stub, file: Path, notes: list[str]) -> dict[str, Ten
         prefix, value, depth = stack.pop()
         visits += 1
         if depth > MAX_DEPTH or visits > MAX_MODULES:
-            raise FormatError("Modules are nested too deeply, or in each other.", file=file)
+            raise FormatError("Modules are nested too deeply, or in each other.", remedy=_SAVE_STATE_DICT, file=file)
         state = value.state if isinstance(value, Stub) and _is_module(value) else None
         if not isinstance(state, dict):
             raise _no_clean_module(f"'{prefix}' is no module", file)

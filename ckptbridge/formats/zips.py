@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ckptbridge.errors import FormatError
 from ckptbridge.formats.files import MAX_HEADER_BYTES, SourceFile
@@ -26,8 +26,10 @@ LOCAL_MAGIC, CENTRAL_MAGIC, END64_MAGIC, LOCATOR64_MAGIC, END_MAGIC = (
     b"PK\x06\x07",
     b"PK\x05\x06",
 )
+DESCRIPTOR_MAGIC = b"PK\x07\x08"
 MAX16, MAX32 = 0xFFFF, 0xFFFFFFFF
 ZIP64_FIELD = 1
+_DEFERRED = 1 << 3  # checksum and sizes stand in a descriptor behind the data
 _MAX_COMMENT = 65535
 _DAMAGED = "The file is damaged or cut; get it again from where it was made."
 
@@ -132,7 +134,8 @@ def _central(source: SourceFile, directory: bytes, at: int, start: int) -> tuple
             here,
             "Unpack the archive and pack it without compression (zip -0 -r), or torch.load and torch.save it.",
         )
-    return Record(name, _data_offset(source, header, raw_name, nbytes, start), nbytes, crc), header, at
+    record = Record(name, 0, nbytes, crc)
+    return replace(record, offset=_data_offset(source, record, header, raw_name, start)), header, at
 
 
 def _name(source: SourceFile, raw: bytes, here: int) -> str:
@@ -178,21 +181,36 @@ def _zip64(
     return values[0], values[1], values[2], values[3]
 
 
-def _data_offset(source: SourceFile, header: int, raw_name: bytes, nbytes: int, limit: int) -> int:
-    """Where the data of the record with its local header at ``header`` begins; all of it lies before ``limit``."""
+def _data_offset(source: SourceFile, record: Record, header: int, raw_name: bytes, limit: int) -> int:
+    """Where the data of ``record``, whose local header is at ``header``, begins; all of it lies before ``limit``.
+
+    The lengths in a local header are protected by no checksum, so that one flipped bit would shift
+    the data. What must follow the data, the descriptor, shows that they are right.
+    """
     if header + LOCAL.size > limit:
         raise _bad(source, "A zip record begins outside the file.", header)
-    magic, _, flags, method, _, _, _, packed, size, n_name, n_extra = LOCAL.unpack(source.read(header, LOCAL.size))
+    magic, _, flags, method, _, _, crc, packed, nbytes, n_name, n_extra = LOCAL.unpack(source.read(header, LOCAL.size))
     offset = header + LOCAL.size + int(n_name) + int(n_extra)
-    if offset + nbytes > limit:
+    if offset + record.nbytes > limit:
         raise _bad(source, "A zip record reaches outside the file.", header)
-    deferred = bool(flags & 8)  # sizes then follow the data, or are in a zip64 field
     same = magic == LOCAL_MAGIC and not method and not flags & 1 and n_name == len(raw_name)
+    if same and flags & _DEFERRED:
+        same = not record.nbytes or _descriptor_agrees(source, record, offset + record.nbytes)
+    elif same:
+        # With the zip64 field the sizes stand there.
+        same = crc == record.crc and nbytes in (record.nbytes, MAX32) and packed in (record.nbytes, MAX32)
     if not same or source.read(header + LOCAL.size, n_name) != raw_name:
-        raise _bad(source, "A zip record's own header disagrees with the directory.", header)
-    if not deferred and (size not in (nbytes, MAX32) or packed not in (nbytes, MAX32)):
-        raise _bad(source, "A zip record's own header disagrees with the directory.", header)
+        raise _bad(source, f"The zip record '{record.name}' disagrees with the directory.", header)
     return offset
+
+
+def _descriptor_agrees(source: SourceFile, record: Record, at: int) -> bool:
+    """Whether a data descriptor for ``record`` is at ``at``: checksum and sizes, its signature being optional."""
+    found = source.read(at, min(24, source.size - at))
+    found = found.removeprefix(DESCRIPTOR_MAGIC)
+    sizes = (record.nbytes, record.nbytes)
+    forms = ["<I2Q"] + ["<I2I"] * (record.nbytes < MAX32)
+    return any(found.startswith(struct.pack(form, record.crc, *sizes)) for form in forms)
 
 
 def _refuse_overlaps(source: SourceFile, extents: list[tuple[int, int, str]], start: int) -> None:
