@@ -14,10 +14,12 @@ from typing import ClassVar
 _ESCAPES = {c: f"\\x{c:02x}" for c in (*range(0x20), *range(0x7F, 0xA0))}
 # Bidirectional overrides can make a printed name read as another one.
 _ESCAPES |= {c: f"\\u{c:04x}" for c in (*range(0x202A, 0x202F), *range(0x2066, 0x206A), 0x200E, 0x200F)}
+# Undecodable bytes of a file name arrive as lone surrogates, which no stream can encode.
+_ESCAPES |= {c: f"\\u{c:04x}" for c in range(0xD800, 0xE000)}
 
 
 def printable(text: object) -> str:
-    """``text`` with control characters and direction overrides escaped, safe for a terminal."""
+    """``text`` with control characters, direction overrides and surrogates escaped, safe for a terminal."""
     return str(text).translate(_ESCAPES)
 
 

@@ -144,8 +144,8 @@ def judge(metrics: Metrics, atol: float, rtol: float = 0.0, *, equal_nan: bool =
         reasons.append(f"{metrics.inf_mismatch} infinities have no equal on the other side{_saturation(metrics)}.")
     if not all(d <= atol + rtol * b for b, d in metrics.frontier):
         reasons.append(
-            f"max |a-b| is {metrics.max_abs:.2e}; it would pass at atol {metrics.needed_atol(rtol):.2e}"
-            f" (asked: atol {atol:.0e}, rtol {rtol:.0e})."
+            f"The largest |a-b| is {metrics.max_abs:.2e}; it would take atol {metrics.needed_atol(rtol):.2e}"
+            f" to pass (judged at atol {atol:.0e}, rtol {rtol:g})."
         )
     return Judgement(not reasons, atol, rtol, metrics.needed_atol(rtol), tuple(reasons))
 
