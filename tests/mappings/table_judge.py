@@ -149,6 +149,20 @@ def tied_copies(family: str, c: Config, root: str) -> dict[str, str]:
     return copies
 
 
+def tied_on_mindspore(table: Table, copies: Mapping[str, str], root: str) -> dict[str, str]:
+    """The same on the MindSpore side, for the copies that a network of the target may have."""
+    if table.target in ("hf", "flat"):
+        return dict(copies)
+    if table.target == "nn":
+        table_name = f"{root}embeddings.word_embeddings.embedding_table"
+        return {name: table_name if name.endswith("weight") else source for name, source in copies.items()}
+    if copies.get("lm_head.weight") is None:
+        return {}
+    if table.target == "mindformers":
+        return {"output_layer.weight": "embedding.word_embeddings.weight"}
+    return {"lm_head.weight": "model.tok_embeddings.embedding_weight"}
+
+
 def faults(table: Table, c: Config, shapes: Shapes, root: str, options: Mapping[str, str]) -> list[str]:
     """What is wrong with the table for this model and layout; empty when it is right."""
     pt = numbered(shapes)
