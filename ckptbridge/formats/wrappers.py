@@ -17,6 +17,7 @@ from ckptbridge.formats.torch_values import Tensor, Unusable, unusable_stub
 MAX_DEPTH = 64
 MAX_MODULES = 1_000_000
 WRAPPER_PREFIXES = ("module.", "_orig_mod.")  # DataParallel and DistributedDataParallel; torch.compile
+_PACKED_MODULES = ("torch.ao.", "torch.nn.quantized", "torch.nn.intrinsic", "torch.jit")
 ITSELF = "."  # --key for the outermost dict
 _SHOWN = 12
 
@@ -178,6 +179,12 @@ def _only(found: list[Candidate], value: object, file: Path) -> Candidate:
             remedy='Save it as torch.save({"NAME": tensor}, FILE).',
             file=file,
         )
+    if any(isinstance(v, Stub) and v.callee.module.startswith("numpy") for _, v in _children(value)):
+        raise FormatError(
+            "The file holds NumPy values and no tensors.",
+            remedy="Save torch.from_numpy(array) instead of each array.",
+            file=file,
+        )
     if _is_optimizer(value) or any(_is_optimizer(v) or k.lower().startswith("optim") for k, v in _children(value)):
         raise UnsupportedError(
             "The file holds the state of an optimizer and no weights.",
@@ -268,8 +275,10 @@ def _module_tensors(module: Stub, file: Path, notes: list[str]) -> dict[str, Ten
         if depth > MAX_DEPTH or visits > MAX_MODULES:
             raise FormatError("Modules are nested too deeply, or in each other.", remedy=_SAVE_STATE_DICT, file=file)
         state = value.state if isinstance(value, Stub) and _is_module(value) else None
-        if not isinstance(state, dict):
+        if not isinstance(value, Stub) or not isinstance(state, dict):
             raise _no_clean_module(f"'{prefix}' is no module", file)
+        if value.callee.module.startswith(_PACKED_MODULES):
+            raise _no_clean_module(f"'{prefix}' is a {value.callee}, which keeps its weights packed", file)
         if any(state.get(hooks) for hooks in ("_state_dict_hooks", "_state_dict_pre_hooks")):
             raise _no_clean_module(f"'{prefix}' changes its state dict by hooks", file)
         parts = [state["_parameters"], state.get("_buffers", {}), state["_modules"]]

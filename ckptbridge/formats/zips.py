@@ -205,12 +205,15 @@ def _data_offset(source: SourceFile, record: Record, header: int, raw_name: byte
 
 
 def _descriptor_agrees(source: SourceFile, record: Record, at: int) -> bool:
-    """Whether a data descriptor for ``record`` is at ``at``: checksum and sizes, its signature being optional."""
+    """Whether a data descriptor for ``record`` is at ``at``: signature, checksum and sizes.
+
+    APPNOTE lets the signature be left out, no writer does, and without it data moved by four bytes
+    would look right.
+    """
     found = source.read(at, min(24, source.size - at))
-    found = found.removeprefix(DESCRIPTOR_MAGIC)
-    sizes = (record.nbytes, record.nbytes)
-    forms = ["<I2Q"] + ["<I2I"] * (record.nbytes < MAX32)
-    return any(found.startswith(struct.pack(form, record.crc, *sizes)) for form in forms)
+    forms = ["<4sI2Q"] + ["<4sI2I"] * (record.nbytes < MAX32)
+    wanted = (DESCRIPTOR_MAGIC, record.crc, record.nbytes, record.nbytes)
+    return any(found.startswith(struct.pack(form, *wanted)) for form in forms)
 
 
 def _refuse_overlaps(source: SourceFile, extents: list[tuple[int, int, str]], start: int) -> None:

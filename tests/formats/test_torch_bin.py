@@ -323,6 +323,13 @@ def test_a_module_with_state_dict_hooks_is_refused(tmp_path: Path) -> None:
     assert "model.state_dict()" in error.value.remedy
 
 
+def test_a_module_with_packed_weights_is_refused(tmp_path: Path) -> None:
+    module = torch.nn.Sequential(torch.nn.Linear(2, 2))
+    quantized = torch.ao.quantization.quantize_dynamic(module, {torch.nn.Linear}, dtype=torch.qint8)
+    with pytest.raises(UnsupportedError, match=r"'0\.' is a torch\.ao\..*packed"):
+        torch_bin.read(save(quantized, tmp_path / "m.pt"))
+
+
 # --- what is no set of plain tensors ---------------------------------------------------------
 
 
@@ -364,6 +371,7 @@ def test_unusual_tensors_are_refused_by_name_only_among_the_weights(
     [
         (torch.ones(3), "one tensor without a name"),
         ({"epoch": 1}, "no tensors by name"),
+        ({"w": np.ones(3), "b": np.ones(2)}, "NumPy values"),
         ([], "no tensors by name"),
         ({"state": {0: {"exp_avg": torch.ones(2)}}, "param_groups": []}, "state of an optimizer"),
         ({"epoch": 3, "optimizer": {"a": {"exp_avg": torch.ones(2)}}}, "state of an optimizer"),
