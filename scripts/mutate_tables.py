@@ -15,7 +15,7 @@ from __future__ import annotations
 import importlib
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import combinations
 from pathlib import Path
@@ -76,11 +76,11 @@ def _drops(rule: Rule) -> bool:
 
 def _spoilt(rule: Rule, table: Table) -> Iterator[tuple[str, Rule]]:
     for side in ("pt", "ms"):
-        names: tuple[str, ...] = getattr(rule, side)
+        names = rule.pt if side == "pt" else rule.ms
         for i, j in combinations(range(len(names)), 2):
             changed = list(names)
             changed[i], changed[j] = changed[j], changed[i]
-            yield f"{side} names {i + 1} and {j + 1} exchanged", replace(rule, **{side: tuple(changed)})
+            yield f"{side} names {i + 1} and {j + 1} exchanged", _renamed(rule, side, tuple(changed))
     if rule.optional:
         yield "no longer optional", replace(rule, optional=False)
     if rule.dtype_pt or rule.dtype_ms:
@@ -96,6 +96,10 @@ def _spoilt(rule: Rule, table: Table) -> Iterator[tuple[str, Rule]]:
             continue  # such a table does not load
         if _meaning(line, rule, table) != _meaning(rule.axes, rule, table):
             yield f"'{rule.axes.text}' became '{text}'", replace(rule, axes=line)
+
+
+def _renamed(rule: Rule, side: str, names: tuple[str, ...]) -> Rule:
+    return replace(rule, pt=names) if side == "pt" else replace(rule, ms=names)
 
 
 def _meaning(line: AxisMap, rule: Rule, table: Table) -> object:
@@ -119,25 +123,23 @@ def _other_lines(line: AxisMap) -> Iterator[str]:
 
 def _changed_side(side: tuple[Dims, ...]) -> Iterator[tuple[Dims, ...]]:
     for k, dims in enumerate(side):
-        for changed in _changed_dims(dims):
+        for changed in _changed_parts(dims):
             yield (*side[:k], changed, *side[k + 1 :])
 
 
-def _changed_dims(dims: Dims) -> Iterator[Dims]:
-    yield from _swapped(dims)
-    for k, node in enumerate(dims):
-        for changed in _changed_node(node):
-            yield (*dims[:k], changed, *dims[k + 1 :])
-
-
 def _changed_node(node: Node) -> Iterator[Node]:
-    parts = node.factors if isinstance(node, Product) else node.terms if isinstance(node, Sum) else ()
-    kind = type(node)
-    for swapped in _swapped(parts):
-        yield kind(swapped)  # type: ignore[call-arg]
+    match node:
+        case Product(parts):
+            yield from (Product(changed) for changed in _changed_parts(parts))
+        case Sum(parts):
+            yield from (Sum(changed) for changed in _changed_parts(parts))
+
+
+def _changed_parts(parts: tuple[Node, ...]) -> Iterator[tuple[Node, ...]]:
+    yield from _swapped(parts)
     for k, part in enumerate(parts):
         for changed in _changed_node(part):
-            yield kind((*parts[:k], changed, *parts[k + 1 :]))  # type: ignore[call-arg]
+            yield (*parts[:k], changed, *parts[k + 1 :])
 
 
 def _swapped(parts: tuple[Node, ...]) -> Iterator[tuple[Node, ...]]:
@@ -187,7 +189,7 @@ def survivors(judge: ModuleType, table: Table) -> tuple[int, list[str]]:
     return count, alive
 
 
-def _caught(judge: ModuleType, table: Table, case: tuple[object, ...], options: dict[str, str]) -> bool:
+def _caught(judge: ModuleType, table: Table, case: tuple[object, ...], options: Mapping[str, str]) -> bool:
     try:
         return bool(judge.faults(table, *case, options))
     except (CkptBridgeError, KeyError):

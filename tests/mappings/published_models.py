@@ -181,12 +181,12 @@ def extra_layers(c: Config) -> int:
 
 def head_dim(c: Config) -> int:
     """The length of one attention head."""
-    return c.get("head_dim") or c["hidden_size"] // c["num_attention_heads"]
+    return int(c.get("head_dim") or c["hidden_size"] // c["num_attention_heads"])
 
 
 def key_value_heads(c: Config) -> int:
     """The number of key/value heads."""
-    return c.get("num_key_value_heads") or c["num_attention_heads"]
+    return int(c.get("num_key_value_heads") or c["num_attention_heads"])
 
 
 def has_qkv_bias(c: Config) -> bool:
