@@ -80,9 +80,13 @@ def test_flat(models: Models, name: str) -> None:
     assert worst(pt, side.forward(TOKENS)) < EXACT
 
 
-@pytest.mark.parametrize("attention", ["interleaved", "contiguous"])
-@pytest.mark.parametrize("mlp", ["interleaved", "contiguous"])
-@pytest.mark.parametrize("name", GATED)
+ORDERS = [(name, order, order) for name in GATED for order in ("interleaved", "contiguous")]
+
+
+@pytest.mark.parametrize(
+    ("name", "attention", "mlp"),
+    [*ORDERS, ("qwen3", "interleaved", "contiguous"), ("qwen3", "contiguous", "interleaved")],
+)
 def test_mindformers(models: Models, name: str, attention: str, mlp: str) -> None:
     config, published, pt = models.get(name)
     experts = "2d" if mlp == "interleaved" else "3d"

@@ -91,6 +91,8 @@ def qwen_windows(config: Config, layers: int) -> tuple[int | None, ...]:
     first = int(value_or(config, "max_window_layers", 28))
     types = config.get("layer_types")
     if types is not None:
+        if len(types) != layers:
+            raise ConfigError(f"The config has {layers} layers and names the type of {len(types)}.")
         return tuple(window if kind == "sliding_attention" else None for kind in types)
     if config["model_type"] == "qwen2_moe":
         return tuple(window if i % 2 == 0 and i < first else None for i in range(layers))

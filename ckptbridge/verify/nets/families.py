@@ -293,7 +293,8 @@ def _chatglm(config: Config) -> DecoderSpec:
         ),
         feed_forward=FeedForward(int(need(config, "ffn_hidden_size")), "silu", True, bias),
         rope=Rope(dim // 2, 10000.0 * float(value_or(config, "rope_ratio", 1.0)), pairs=True),
-        head=head_kind(config),
+        # Published configs name "ChatGLMModel" for the model with its head.
+        head="tied" if config.get("tie_word_embeddings") else "own",
         windows=(None,) * layers,
     )
 

@@ -51,7 +51,10 @@ class Weights:
     def rows(self, name: str, indices: Tensor) -> Tensor:
         """Rows of a table, cast after they are picked: an embedding is the widest tensor there is."""
         self._read[name] = None
-        return ops.cast(ops.gather(self._parameters[name], indices, 0), self.compute)
+        table = self._parameters[name]
+        if table.dtype == ms.bfloat16:  # has no gather on the CPU; float32 holds each of its values
+            table = ops.cast(table, ms.float32)
+        return ops.cast(ops.gather(table, indices, 0), self.compute)
 
     def part(self, name: str, first: int, last: int) -> Tensor:
         """Entries ``first`` to ``last`` of the leading axis, cast after they are cut out: one expert of many."""
