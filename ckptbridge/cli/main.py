@@ -17,6 +17,7 @@ from ckptbridge.errors import CkptBridgeError, InterruptedByUser
 # Subcommands are imported when they are called, so that --help stays quick.
 _COMMANDS = {
     "convert": ("ckptbridge.cli.convert", "Convert a checkpoint: pt2ms or ms2pt."),
+    "verify": ("ckptbridge.cli.verify", "Judge a handoff: weights bit for bit, logits on both backends."),
 }
 
 

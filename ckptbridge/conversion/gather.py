@@ -15,7 +15,7 @@ from math import prod
 from ckptbridge.formats.tensors import TensorSource, contiguous_strides
 from ckptbridge.tables.axes import Block
 
-BUFFER_BYTES = 16 << 20  # the largest box; measured: larger ones leave the cache, smaller ones cost calls
+BUFFER_BYTES = 4 << 20
 
 
 @dataclass(frozen=True, slots=True)

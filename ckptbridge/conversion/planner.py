@@ -27,7 +27,7 @@ def plan_from(known: Understood, request: Request) -> Plan:
         matcher.records, key=lambda r: (min((order[s.spec.name] for s in r.sources), default=0), r.spec.name)
     )
     config = _written_config(known.config, matcher)
-    trail = trail_before(known, request, config, matcher.dropped, matcher.comparisons, records)
+    trail = trail_before(known, request, config, matcher.dropped, matcher.comparisons, matcher.absent, records)
     files = output_files(destination, records, request, trail)
     stats = {}
     for path in known.inventory.files:

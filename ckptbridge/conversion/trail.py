@@ -12,6 +12,7 @@ from ckptbridge.conversion.cast import lossless
 from ckptbridge.conversion.digests import placeholder
 from ckptbridge.conversion.plan import Comparison, Dropped, Record
 from ckptbridge.conversion.request import Request, Understood
+from ckptbridge.formats.dtypes import dtype_named
 
 
 def trail_before(
@@ -20,6 +21,7 @@ def trail_before(
     config: Mapping[str, Any] | None,
     dropped: Sequence[Dropped],
     comparisons: Sequence[Comparison],
+    absent: Sequence[str],
     records: Sequence[Record],
 ) -> dict[str, Any]:
     """The record with placeholders for digests and counts, so that its length is known."""
@@ -47,9 +49,12 @@ def trail_before(
         "content": {"pt": digest, "ms": digest},
         "tensors": len(records),
         "dropped": {d.name: d.reason for d in dropped},
+        "absent": list(absent),
         "tied": _tied(known, comparisons),
         "lossy": _lossy(request, records),
-        "options": dict(request.provenance),
+        "dtype": dtype_named(request.dtype).name if request.dtype is not None else None,
+        "keep_quantized": request.keep_quantized,
+        "notes": dict(request.provenance),
         "history": _history(known),
     }
     return record

@@ -1,0 +1,154 @@
+"""``ckptbridge verify`` and ``ckptbridge verify activations``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from ckptbridge.cli.options import KeyValue
+
+_OUT = click.Path(dir_okay=False, path_type=Path)
+_DTYPES = ["float64", "float32", "float16", "bfloat16"]
+
+
+@click.command("verify")
+@click.argument("paths", metavar="[PT] [MS]", nargs=-1, type=click.Path(path_type=Path))
+@click.option(
+    "--level",
+    type=click.Choice(["weights", "forward", "all"]),
+    default="all",
+    show_default=True,
+    help="What to judge. Example: --level weights",
+)
+@click.option("--atol", type=float, default=1e-5, show_default=True, help="Of the logits. Example: --atol 1e-5")
+@click.option("--rtol", type=float, default=0.0, show_default=True, help="Of the logits. Example: --rtol 1e-5")
+@click.option("--equal-nan", is_flag=True, help="Let NaN equal NaN in the same place. Example: --equal-nan")
+@click.option(
+    "--dtype",
+    type=click.Choice(_DTYPES),
+    default="float64",
+    show_default=True,
+    help="The compute type; below float64 the kernels are judged too. Example: --dtype float32",
+)
+@click.option(
+    "--tokens",
+    metavar="FILE",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="Token ids, .npy or JSON. Example: --tokens prompt.json",
+)
+@click.option("--batch", type=int, default=1, show_default=True, help="Random sequences. Example: --batch 2")
+@click.option("--length", type=int, help="Tokens of each; 512 where the model allows. Example: --length 128")
+@click.option("--seed", type=int, default=0, show_default=True, help="Of the random tokens. Example: --seed 1")
+@click.option("--device", default="cpu", show_default=True, help="PyTorch's. Example: --device cuda")
+@click.option(
+    "--ms-device",
+    type=click.Choice(["CPU", "GPU", "Ascend"]),
+    default="CPU",
+    show_default=True,
+    help="MindSpore's. Example: --ms-device Ascend",
+)
+@click.option("--pt-model", metavar="MODULE:FUNCTION", help="A PyTorch side of your own. Example: --pt-model mine:load")
+@click.option("--ms-net", metavar="MODULE:FUNCTION", help="A network of your own. Example: --ms-net mine:load")
+@click.option(
+    "--golden",
+    metavar="FILE",
+    type=_OUT,
+    help="Write the PyTorch side's run to FILE, or read it when it is there. Example: --golden run.golden",
+)
+@click.option("--prove", is_flag=True, help="Seed faults and see the verdict turn. Example: PT MS --prove")
+@click.option("--report", metavar="FILE", type=_OUT, help="The report as JSON. Example: --report verify.json")
+@click.option("--junit", metavar="FILE", type=_OUT, help="The report as JUnit XML. Example: --junit verify.xml")
+@click.option("--html", metavar="FILE", type=_OUT, help="The report as one HTML page. Example: --html verify.html")
+@click.option("--target", metavar="NAME", help="MindSpore's convention, without provenance. Example: --target hf")
+@click.option(
+    "--layout",
+    metavar="KEY=VALUE",
+    type=KeyValue(),
+    multiple=True,
+    help="A variant of the target; repeatable. Example: --layout mlp=contiguous",
+)
+@click.option(
+    "--mapping",
+    metavar="FILE",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="A table of your own. Example: --mapping mymodel.toml",
+)
+@click.option(
+    "--config",
+    metavar="FILE",
+    type=click.Path(exists=True, path_type=Path),
+    help="The model's config.json. Example: --config hf/config.json",
+)
+@click.option("--key", metavar="NAME", help="Which state dict of a .bin that holds several. Example: --key model")
+@click.option("--json", "as_json", is_flag=True, help="Print the report as JSON. Example: --json | jq .verdict")
+@click.option("--quiet", "-q", is_flag=True, help="Print nothing but errors. Example: --quiet && echo holds")
+def command(**options: Any) -> int:
+    """Judge a handoff: every weight bit for bit, and the logits of both real backends.
+
+    Name both checkpoints, or the one that ckptbridge wrote, or none in a folder that it wrote:
+    the provenance says the rest. 'ckptbridge verify activations' compares the backends' kernels.
+
+    Exit code 0: the claim holds; 1: it does not; 2: it could not be judged.
+
+    Example: ckptbridge verify Qwen3-8B qwen3.ckpt --atol 1e-5
+    """
+    if options["paths"] == (Path("activations"),) and not Path("activations").exists():
+        return _activations(options)
+    return _verify(options)
+
+
+def _verify(options: dict[str, Any]) -> int:
+    from ckptbridge.errors import FormatError
+    from ckptbridge.verify.forward import ForwardOptions
+    from ckptbridge.verify.handoff import Overrides
+    from ckptbridge.verify.session import Golden, run_verify
+
+    names = ("atol", "rtol", "dtype", "tokens", "batch", "length", "seed", "device", "ms_device", "pt_model", "ms_net")
+    forward = ForwardOptions(
+        **{name: options[name] for name in (*names, "golden", "equal_nan", "prove")},
+        bitwise=options["level"] == "all",
+    )
+    overrides = Overrides(
+        options["target"], dict(options["layout"]), options["mapping"], options["config"], options["key"]
+    )
+    result = run_verify(options["paths"], options["level"], overrides, forward)
+    silent = options["quiet"] or options["as_json"]
+    if isinstance(result, Golden):
+        if not silent:
+            click.echo(
+                f"wrote {result.path}: run 'ckptbridge verify MS --golden {result.path.name}' where MindSpore is"
+            )
+        return 0
+    from ckptbridge.verify.report_html import to_html
+    from ckptbridge.verify.report_json import to_json
+    from ckptbridge.verify.report_junit import to_junit
+    from ckptbridge.verify.report_text import render_text
+
+    for option, render in (("report", to_json), ("junit", to_junit), ("html", to_html)):
+        path = options[option]
+        if path is not None:
+            try:
+                path.write_text(render(result), encoding="utf-8")
+            except OSError as e:
+                raise FormatError(
+                    f"The report cannot be written: {e.strerror}.", remedy="Name another place.", file=path
+                ) from None
+    if options["as_json"]:
+        click.echo(to_json(result))
+    elif not options["quiet"]:
+        click.echo(render_text(result))
+    return result.exit_code
+
+
+def _activations(options: dict[str, Any]) -> int:
+    from ckptbridge.verify import activations
+
+    context = click.get_current_context()
+    given = context.get_parameter_source("atol")
+    atol = options["atol"] if given is click.core.ParameterSource.COMMANDLINE else 1e-4
+    report = activations.run(atol=atol)
+    if not options["quiet"]:
+        click.echo(activations.render_text(report))
+    return report.exit_code
