@@ -273,8 +273,10 @@ def unusable_stub(value: object) -> Unusable | None:
     """Why a stub that stands where a tensor should is none; None for anything else that is skipped."""
     if not isinstance(value, Stub):
         return None
-    if value.callee.module.startswith(("torch.distributed", "torch.distributed._shard")):
+    module, name = value.callee.module, value.callee.name
+    if module.startswith("torch.distributed"):
         return _SHARDED
-    if value.callee.module.startswith("torch.sparse") or value.callee.name.endswith("Tensor"):
+    # What a newer torch makes tensors with, and classes that are tensors by their names.
+    if (module.startswith("torch") and name.startswith("_rebuild")) or name.endswith("Tensor"):
         return Unusable(f"a {value.callee}, which is not read", "Save a plain tensor instead.")
     return None

@@ -350,6 +350,12 @@ def test_the_error_names_the_tensor(tmp_path: Path) -> None:
     assert refused(path).where["near"] == "b"
 
 
+def test_a_tensor_that_a_newer_torch_makes_is_not_passed_over(tmp_path: Path) -> None:
+    code = state_code(tensor_code(), tensor_code().replace(b"_rebuild_tensor_v2", b"_rebuild_tensor_v9"))
+    error = refused(zip_file(tmp_path / "a.pt", code, {"0": bytes(8)}), "_rebuild_tensor_v9, which is not read")
+    assert error.where["tensor"] == "b"
+
+
 def test_one_storage_described_in_two_ways(tmp_path: Path) -> None:
     code = state_code(tensor_code(), tensor_code(kind="IntStorage"))
     refused(zip_file(tmp_path / "a.pt", code, {"0": bytes(8)}), "described in two ways")
