@@ -16,7 +16,7 @@ import numpy.typing as npt
 from ckptbridge.conversion.cast import CastCount, cast_words
 from ckptbridge.conversion.gather import Copy
 from ckptbridge.conversion.plan import Scale
-from ckptbridge.conversion.sources import SourceFiles
+from ckptbridge.conversion.sources import SourceFiles, assign
 from ckptbridge.formats.dtypes import BY_NAME, DType
 from ckptbridge.formats.tensors import TensorSource, contiguous_strides
 
@@ -45,7 +45,7 @@ def dequantise(
     dst: Words = np.ndarray(
         part.sizes, target.word, out.data, (part.dst - base) * item, tuple(s * item for s in part.dst_strides)
     )
-    dst[...] = src
+    assign(dst, src)
     return lost
 
 

@@ -128,4 +128,24 @@ class SourceFiles:
             dst_bytes = tuple(s * word.itemsize for s in dst_strides)
         src: Words = np.ndarray(sizes, word, buffer=self.map(segment.path), offset=src_at, strides=src_bytes)
         dst: Words = np.ndarray(sizes, word, buffer=out.data, offset=dst_at, strides=dst_bytes)
+        assign(dst, src)
+
+
+_TILE = 128  # elements: two tiles of 2-byte words lie in the first-level cache together
+
+
+def assign(dst: Words, src: Words) -> None:
+    """``dst[...] = src``; a transposition goes in tiles, so that neither side strides through all of memory."""
+    itemsize = src.dtype.itemsize
+    inner = next((k for k in range(src.ndim - 1) if src.strides[k] == itemsize), None)
+    if inner is None or src.strides[-1] == itemsize or src.size < _TILE * _TILE:
         dst[...] = src
+        return
+    # The axis that is contiguous in the source comes next to the one that is contiguous in the target.
+    dst, src = np.moveaxis(dst, inner, -2), np.moveaxis(src, inner, -2)
+    rows, columns = dst.shape[-2:]
+    for outer in np.ndindex(dst.shape[:-2]):
+        to, of = dst[outer], src[outer]
+        for i in range(0, rows, _TILE):
+            for j in range(0, columns, _TILE):
+                to[i : i + _TILE, j : j + _TILE] = of[i : i + _TILE, j : j + _TILE]

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ckptbridge.conversion.gather import Box, Copy, Run, copies, pieces, within_segments
+from ckptbridge.conversion.sources import assign
 from ckptbridge.formats.dtypes import BY_NAME
 from ckptbridge.formats.tensors import Segment, TensorSource, TensorSpec, contiguous_strides
 from ckptbridge.tables.axes import bind_axes, parse_axes
@@ -159,3 +160,14 @@ def test_scalars_and_empty_tensors(shape: tuple[int, ...]) -> None:
         assert list(pieces(copies(blocks, [source("a", shape)], shape), 4)) == []
     else:
         assert list(pieces(copies(bound.blocks, [source("a", shape)], shape), 4)) == [Run(0, 0, 0, 1)]
+
+
+@pytest.mark.parametrize("shape", [(130, 257), (3, 129, 200), (2, 300, 2, 150)])
+def test_tiled_transposition_equals_plain_assignment(shape: tuple[int, ...]) -> None:
+    rng = np.random.default_rng(0)
+    for axes in [tuple(reversed(range(len(shape)))), (*range(1, len(shape)), 0)]:
+        base = rng.integers(0, 1 << 16, tuple(shape[a] for a in axes), dtype=np.uint16)
+        src = base.transpose(np.argsort(axes))
+        dst = np.zeros(shape, np.uint16)
+        assign(dst, src)
+        assert np.array_equal(dst, src)
