@@ -82,13 +82,7 @@ _V4_PUBLISHED: Config = {**_V4, "compress_ratios": [0, 4, 128, 4, 128, 0], "num_
 _V4_SAVED: Config = {
     **_V4,
     "compress_rates": {"compressed_sparse_attention": 4, "heavily_compressed_attention": 128},
-    "layer_types": [
-        "sliding_attention",
-        "compressed_sparse_attention",
-        "heavily_compressed_attention",
-        "compressed_sparse_attention",
-        "heavily_compressed_attention",
-    ],
+    "layer_types": ["sliding_attention", *("compressed_sparse_attention", "heavily_compressed_attention") * 2],
     "mlp_layer_types": ["hash_moe", "hash_moe", "moe", "moe", "moe"],
 }
 
@@ -98,6 +92,7 @@ TINY: dict[tuple[str, str], Config] = {
     ("internlm2", "biased"): {**_GQA, "bias": True},
     ("internlm2", "tied"): {**_GQA, "bias": False, "tie_word_embeddings": True},
     ("baichuan", "plain"): _MHA,
+    ("baichuan", "tied"): {**_MHA, "tie_word_embeddings": True},
     ("phi3", "plain"): _GQA,
     ("phi3", "tied"): {**_GQA, "tie_word_embeddings": True},
     ("gpt_neox", "plain"): _MHA,
@@ -105,6 +100,7 @@ TINY: dict[tuple[str, str], Config] = {
     ("gpt_neox", "tied"): {**_MHA, "tie_word_embeddings": True},
     ("chatglm", "plain"): _CHATGLM,
     ("chatglm", "biased"): {**_CHATGLM, "add_bias_linear": True, "add_qkv_bias": False},
+    ("chatglm", "tied"): {**_CHATGLM, "tie_word_embeddings": True},
     ("chatglm", "one head each"): {**_CHATGLM, "multi_query_attention": False, "post_layer_norm": False},
     ("gpt2", "plain"): _GPT2,
     ("gpt2", "untied"): {**_GPT2, "tie_word_embeddings": False},
