@@ -184,7 +184,7 @@ def test_kl_of_distributions_nearer_than_float64_resolves_naively() -> None:
     d = 1e-10 * rng.standard_normal((1, 1000))
     p = np.exp(b) / np.exp(b).sum()
     second_order = float(0.5 * ((p * d * d).sum() - (p * d).sum() ** 2))
-    assert tokens_of(b + d, b).kl_max == pytest.approx(second_order, rel=1e-4)
+    assert tokens_of(b + d, b).kl_max == pytest.approx(second_order, rel=1e-3, abs=0.0)
     assert tokens_of(b, b).kl_max == 0.0
 
 
