@@ -25,8 +25,8 @@ def nn_names(published: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     """mindspore.nn's last components: gamma and beta for LayerNorm, embedding_table for Embedding."""
     out = {}
     for name, value in published.items():
-        if "LayerNorm." in name:
-            name = name.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta")
+        if "LayerNorm." in name or "layer_norm." in name:
+            name = name.replace("orm.weight", "orm.gamma").replace("orm.bias", "orm.beta")
         elif name.endswith("_embeddings.weight"):
             name = name.replace("_embeddings.weight", "_embeddings.embedding_table")
         out[name] = value
@@ -56,7 +56,7 @@ def test_published_minilm(tmp_path: Path, target: str) -> None:
 
 def small(folder: Path, kind: str, **values: object) -> dict[str, object]:
     torch.manual_seed(5)
-    config = transformers.BertConfig(
+    config = getattr(transformers, kind.replace("ForMaskedLM", "Config").replace("Model", "Config"))(
         vocab_size=97,
         hidden_size=40,
         num_hidden_layers=2,
@@ -74,16 +74,25 @@ def small(folder: Path, kind: str, **values: object) -> dict[str, object]:
 
 
 @pytest.mark.parametrize("target", ["hf", "nn"])
-@pytest.mark.parametrize(("kind", "act"), [("BertForMaskedLM", "gelu"), ("BertModel", "gelu_new")])
-def test_small_models(tmp_path: Path, kind: str, act: str, target: str) -> None:
-    config = small(tmp_path, kind, hidden_act=act)
+@pytest.mark.parametrize(
+    ("kind", "values"),
+    [
+        ("BertForMaskedLM", {}),
+        ("BertModel", {"hidden_act": "gelu_new"}),
+        ("RobertaForMaskedLM", {"hidden_act": "relu", "pad_token_id": 2}),
+        ("XLMRobertaModel", {"type_vocab_size": 1, "pad_token_id": 1}),
+    ],
+)
+def test_small_models(tmp_path: Path, kind: str, values: dict[str, object], target: str) -> None:
+    config = small(tmp_path, kind, **values)
     weights = load_file(tmp_path / "model.safetensors")
     path = save(tmp_path / "bert.ckpt", nn_names(weights) if target == "nn" else weights)
     tokens = np.random.default_rng(1).integers(0, 97, (2, 40))
+    tokens[0, 5] = config["pad_token_id"]  # as a token like any other: nothing is masked
     pt, found = pt_side.load(tmp_path).forward(tokens), ms_side.load(path, config, target).forward(tokens)
     assert list(pt.values) == list(found.values)
     assert max(np.abs(pt.values[stage] - found.values[stage]).max() for stage in pt.values) < EXACT
-    assert found.logits.shape == (2, 40, 97 if kind == "BertForMaskedLM" else 40)
+    assert found.logits.shape == (2, 40, 97 if "ForMaskedLM" in kind else 40)
 
 
 def test_refusals(tmp_path: Path) -> None:

@@ -1,7 +1,8 @@
-"""Families whose PyTorch code is published beside the weights: internlm2, baichuan, chatglm.
+"""Families that fuse weights in an order of their own: internlm2, baichuan, chatglm, glm4, phi3, gpt_neox, gpt2.
 
-transformers has no class of their names. Two are Llama with fused weights, and chatglm is transformers'
-GLM with fused weights, so those models give the reference; Baichuan-13B's ALiBi is written out here.
+transformers has no class for the first three. Two are Llama with fused weights, and chatglm is
+transformers' GLM with fused weights, so those models give the reference; Baichuan-13B's ALiBi is
+written out here.
 """
 
 from __future__ import annotations
@@ -209,11 +210,222 @@ def test_chatglm(tmp_path: Path) -> None:
         "rope_ratio": glm_config["rope_parameters"]["rope_theta"] / 10000.0,
     }
     assert np.abs(logits(tmp_path, chatglm(glm), config) - expected).max() < EXACT
+    llama = unfused(glm, 2, 16)
+    legacy = glm_legacy(llama, False)
+    assert np.abs(logits(tmp_path, legacy, config, "mindformers-legacy", qkv="split") - expected).max() < EXACT
+    assert (
+        np.abs(logits(tmp_path, oracle.mindformers(llama, glm_config), config, "mindformers") - expected).max() < EXACT
+    )
+    flat = {n.replace("dense_left", "gate_proj").replace("dense_right", "up_proj"): v for n, v in legacy.items()}
+    for old, new in (
+        ("embedding.embedding_weight", "embedding.word_embeddings.weight"),
+        ("dense_4h_to_h", "down_proj"),
+        ("self_attention.dense", "o_proj"),
+        ("self_attention.wq", "q_proj"),
+        ("self_attention.wk", "k_proj"),
+        ("self_attention.wv", "v_proj"),
+    ):
+        flat = {n.replace(old, new): v for n, v in flat.items()}
+    assert np.abs(logits(tmp_path, flat, config, "flat") - expected).max() < EXACT
 
 
-def test_fused_families_in_mindformers_names(tmp_path: Path) -> None:
-    """Their weights, split, are Llama's: the target's network reads them the same way."""
+# --- their other targets -------------------------------------------------------------------------
+
+INTERNLM2 = {"model_type": "internlm2", "bias": False, "head_dim": None}
+
+
+def test_internlm2_in_llama_like_layouts(tmp_path: Path) -> None:
+    """Its weights, split, are Llama's: these targets' networks read them the same way."""
     config, llama, expected = reference("llama-linear", tmp_path)
-    config = {**config, "model_type": "internlm2", "bias": False, "head_dim": None}
-    weights = oracle.mindformers(llama, config)
-    assert np.abs(logits(tmp_path, weights, config, "mindformers") - expected).max() < EXACT
+    config = {**config, **INTERNLM2}
+    split, packed = oracle.legacy(llama, config, False), oracle.legacy(llama, config, True)
+    fused = {n: v for n, v in split.items() if ".wq." not in n and ".wk." not in n and ".wv." not in n}
+    fused |= {n.replace(".w_qkv.", ".w."): v for n, v in packed.items() if ".w_qkv." in n}
+    for target, weights, layout in (
+        ("flat", oracle.flat(llama), {}),
+        ("mindformers", oracle.mindformers(llama, config), {}),
+        ("mindformers-legacy", split, {}),
+        ("mindformers-legacy", fused, {"qkv": "fused"}),
+    ):
+        assert np.abs(logits(tmp_path, weights, config, target, **layout) - expected).max() < EXACT
+
+
+def unfused(packed: Weights, groups: int, dim: int) -> Weights:
+    """Phi-3's, or GLM-4's, weights under Llama's names."""
+    out: Weights = {}
+    for name, value in packed.items():
+        if ".qkv_proj." in name:
+            heads = len(value) // dim - 2 * groups
+            cuts = np.split(value, [heads * dim, (heads + groups) * dim])
+            out |= {name.replace("qkv_proj", f"{p}_proj"): cut for p, cut in zip("qkv", cuts, strict=True)}
+        elif ".gate_up_proj." in name:
+            gate, up = np.split(value, 2)
+            out[name.replace("gate_up_proj", "gate_proj")] = gate
+            out[name.replace("gate_up_proj", "up_proj")] = up
+        else:
+            out[name] = value
+    return out
+
+
+def test_phi3(tmp_path: Path) -> None:
+    config, published, expected = reference("phi3", tmp_path)
+    llama = unfused(published, 2, 8)
+    for target, weights, layout in (
+        ("flat", oracle.flat(llama), {}),
+        ("mindformers", oracle.mindformers(llama, config), {}),
+        ("mindformers-legacy", oracle.legacy(llama, config, True), {"qkv": "fused"}),
+    ):
+        assert np.abs(logits(tmp_path, weights, config, target, **layout) - expected).max() < EXACT
+
+
+def glm_legacy(llama: Weights, fused: bool) -> Weights:
+    """MindFormers' GLM network, from Llama-like names: contiguous [q; k; v] and [gate; up], or all apart."""
+    out: Weights = {}
+    for name, value in llama.items():
+        for old, new in (
+            ("model.embed_tokens.weight", "transformer.embedding.embedding_weight"),
+            ("model.norm", "transformer.encoder.final_layernorm"),
+            ("lm_head", "transformer.output_layer"),
+            ("model.layers", "transformer.encoder.layers"),
+            ("self_attn.o_proj", "self_attention.dense"),
+            ("mlp.down_proj", "mlp.dense_4h_to_h"),
+            ("self_attn.q_proj", "self_attention.wq"),
+            ("self_attn.k_proj", "self_attention.wk"),
+            ("self_attn.v_proj", "self_attention.wv"),
+            ("mlp.gate_proj", "mlp.dense_left"),
+            ("mlp.up_proj", "mlp.dense_right"),
+        ):
+            name = name.replace(old, new)
+        out[name] = value
+    if fused:
+        for parts, whole in ((("wq", "wk", "wv"), "query_key_value"), (("dense_left", "dense_right"), "dense_h_to_4h")):
+            for name in [n for n in out if f".{parts[0]}." in n]:
+                rows = [out.pop(name.replace(f".{parts[0]}.", f".{part}.")) for part in parts]
+                out[name.replace(f".{parts[0]}.", f".{whole}.")] = np.concatenate(rows)
+    return out
+
+
+@pytest.mark.parametrize("qkv", ["fused", "split"])
+def test_glm4_legacy(tmp_path: Path, qkv: str) -> None:
+    config, published, expected = reference("glm4", tmp_path)
+    weights = glm_legacy(unfused(published, 2, 16), qkv == "fused")
+    assert np.abs(logits(tmp_path, weights, config, "mindformers-legacy", qkv=qkv) - expected).max() < EXACT
+    if qkv == "fused":  # the default of this network
+        assert np.abs(logits(tmp_path, weights, config, "mindformers-legacy") - expected).max() < EXACT
+    flat = oracle.flat(unfused(published, 2, 16))
+    assert np.abs(logits(tmp_path, flat, config, "flat") - expected).max() < EXACT
+
+
+def parts_of(name: str, published: Weights) -> dict[str, Any]:
+    """GPT-NeoX's and GPT-2's weights, apart and (out, in): common ones by name, per layer by part."""
+    neox = name.startswith("gpt_neox")
+    root, layer = ("gpt_neox.", "layers") if neox else ("transformer.", "h")
+    names = (
+        ("input_layernorm", "post_attention_layernorm", "attention.dense", "mlp.dense_h_to_4h", "mlp.dense_4h_to_h")
+        if neox
+        else ("ln_1", "ln_2", "attn.c_proj", "mlp.c_fc", "mlp.c_proj")
+    )
+    layers = []
+    for i in range(2):
+        at, one = f"{root}{layer}.{i}.", {}
+        for part, stored in zip(("norm1", "norm2", "o", "up", "down"), names, strict=True):
+            for kind in ("weight", "bias"):
+                value = published[f"{at}{stored}.{kind}"]
+                one[f"{part}.{kind}"] = value.T if not neox and value.ndim == 2 else value
+        for kind in ("weight", "bias"):
+            fused = published[f"{at}{'attention.query_key_value' if neox else 'attn.c_attn'}.{kind}"]
+            rows = fused if neox else fused.T
+            if neox:  # for each of 6 heads: 8 rows of q, 8 of k, 8 of v
+                cuts = [np.concatenate([rows[24 * n + 8 * p : 24 * n + 8 * p + 8] for n in range(6)]) for p in range(3)]
+            else:
+                cuts = np.split(rows, 3)
+            one |= {f"{p}.{kind}": cut for p, cut in zip("qkv", cuts, strict=True)}
+        layers.append(one)
+    final = f"{root}{'final_layer_norm' if neox else 'ln_f'}"
+    return {
+        "word": published[f"{root}{'embed_in' if neox else 'wte'}.weight"],
+        "position": None if neox else published[f"{root}wpe.weight"],
+        "final.weight": published[f"{final}.weight"],
+        "final.bias": published[f"{final}.bias"],
+        "head": published.get("embed_out.weight"),
+        "layers": layers,
+    }
+
+
+@pytest.mark.parametrize("attention", ["interleaved", "contiguous"])
+@pytest.mark.parametrize("name", ["gpt_neox", "gpt2"])
+def test_layer_norm_families_in_mindformers(tmp_path: Path, name: str, attention: str) -> None:
+    config, published, expected = reference(name, tmp_path)
+    p = parts_of(name, published)
+    weights = {
+        "embedding.word_embeddings.weight": p["word"],
+        "decoder.final_layernorm.gamma": p["final.weight"],
+        "decoder.final_layernorm.beta": p["final.bias"],
+    }
+    if p["position"] is not None:
+        weights["embedding.position_embeddings.weight"] = p["position"]
+    if p["head"] is not None:
+        weights["output_layer.weight"] = p["head"]
+    for i, one in enumerate(p["layers"]):
+        at = f"decoder.layers.{i}."
+        for part, stored in (("norm1", "input_layernorm"), ("norm2", "pre_mlp_layernorm")):
+            weights[f"{at}{stored}.gamma"] = one[f"{part}.weight"]
+            weights[f"{at}{stored}.beta"] = one[f"{part}.bias"]
+        for kind in ("weight", "bias"):
+            q, k, v = (one[f"{part}.{kind}"] for part in "qkv")
+            rows = oracle.grouped(q, k, v, 6, 8) if attention == "interleaved" else np.concatenate([q, k, v])
+            weights[f"{at}self_attention.linear_qkv.{kind}"] = rows
+            weights[f"{at}self_attention.linear_proj.{kind}"] = one[f"o.{kind}"]
+            weights[f"{at}mlp.linear_fc1.{kind}"] = one[f"up.{kind}"]
+            weights[f"{at}mlp.linear_fc2.{kind}"] = one[f"down.{kind}"]
+    assert np.abs(logits(tmp_path, weights, config, "mindformers", attention=attention) - expected).max() < EXACT
+
+
+@pytest.mark.parametrize("target", ["flat", "nn"])
+@pytest.mark.parametrize("name", ["gpt_neox", "gpt2"])
+def test_layer_norm_families_in_other_layouts(tmp_path: Path, name: str, target: str) -> None:
+    config, published, expected = reference(name, tmp_path)
+    weights: Weights = {}
+    for stored, value in published.items():
+        conv1d = name == "gpt2" and value.ndim == 2 and ".h." in stored
+        value = value.T if conv1d else value
+        if target == "nn":
+            if stored.endswith(("wte.weight", "wpe.weight", "embed_in.weight")):
+                stored = stored.removesuffix("weight") + "embedding_table"
+            elif "ln_" in stored or "norm" in stored:
+                stored = stored.replace(".weight", ".gamma").replace(".bias", ".beta")
+        elif ".c_attn." in stored or ".query_key_value." in stored or "attn." in stored or "attention.dense" in stored:
+            continue
+        weights[stored] = value
+    if target == "flat":
+        at = "gpt_neox.layers" if name == "gpt_neox" else "transformer.h"
+        for i, one in enumerate(parts_of(name, published)["layers"]):
+            weights |= {f"{at}.{i}.{p}_proj.{k}": one[f"{p}.{k}"] for p in "qkvo" for k in ("weight", "bias")}
+    assert np.abs(logits(tmp_path, weights, config, target) - expected).max() < EXACT
+
+
+def test_gpt2_legacy(tmp_path: Path) -> None:
+    """q, k and v are (out, in); the other projections of this network multiply without a transpose."""
+    config, published, expected = reference("gpt2", tmp_path)
+    p = parts_of("gpt2", published)
+    weights = {
+        "backbone.embedding.word_embedding.embedding_table": p["word"],
+        "backbone.embedding.position_embedding.embedding_table": p["position"],
+        "backbone.layernorm.gamma": p["final.weight"],
+        "backbone.layernorm.beta": p["final.bias"],
+    }
+    for i, one in enumerate(p["layers"]):
+        at = f"backbone.blocks.{i}."
+        for part, stored in (("norm1", "layernorm1"), ("norm2", "layernorm2")):
+            weights |= {f"{at}{stored}.gamma": one[f"{part}.weight"], f"{at}{stored}.beta": one[f"{part}.bias"]}
+        for kind in ("weight", "bias"):
+            weights |= {
+                f"{at}attention.dense{n}.{kind}": one[f"{part}.{kind}"] for n, part in ((1, "q"), (2, "k"), (3, "v"))
+            }
+            for part, stored in (
+                ("o", "attention.projection"),
+                ("up", "output.mapping"),
+                ("down", "output.projection"),
+            ):
+                weights[f"{at}{stored}.{kind}"] = one[f"{part}.{kind}"].T
+    assert np.abs(logits(tmp_path, weights, config, "mindformers-legacy") - expected).max() < EXACT

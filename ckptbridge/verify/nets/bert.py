@@ -1,4 +1,4 @@
-"""BERT's encoder, reading PyTorch's names (``hf``, ``flat``) or mindspore.nn's (``nn``)."""
+"""BERT's and RoBERTa's encoder, reading PyTorch's names (``hf``, ``flat``) or mindspore.nn's (``nn``)."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 import mindspore as ms
+import numpy as np
 from mindspore import ops
 
 from ckptbridge.errors import UsageError
@@ -71,7 +72,7 @@ class Encoder:
         """
         spec = self.spec
         words, places, kinds = self.tables
-        x = weights.rows(words, tokens) + weights.rows(places, ops.arange(tokens.shape[1]))
+        x = weights.rows(words, tokens) + weights.rows(places, _positions(spec, tokens))
         x = self.norm(weights, x + weights.rows(kinds, ms.Tensor([0], ms.int32)))
         tap("embedding", x)
         scale = (spec.hidden // spec.heads) ** -0.5
@@ -88,26 +89,34 @@ class Encoder:
         if self.head is None:
             tap("logits", x)
         else:
-            h = self.head.norm(weights, activation(spec.act)(self.head.dense(weights, x)))
+            h = self.head.norm(weights, activation(spec.head_act)(self.head.dense(weights, x)))
             tap("logits", product(h, weights(self.head.decoder), True) + weights(self.head.bias))
         if self.pooler is not None:
             tap("pooled", ops.tanh(self.pooler(weights, x[:, 0])))
 
 
+def _positions(spec: EncoderSpec, tokens: Tensor) -> Tensor:
+    """(T,), or for RoBERTa (B, T): a token's position follows from the padding before it."""
+    if spec.padding is None:
+        return ops.arange(tokens.shape[1])
+    real = tokens.asnumpy() != spec.padding
+    return ms.Tensor(np.cumsum(real, 1) * real + spec.padding, ms.int32)
+
+
 def encoder(spec: EncoderSpec, target: str, names: Collection[str]) -> Encoder:
     """The encoder that reads a checkpoint for ``target`` (hf, flat or nn) holding ``names``.
 
-    The names decide the root (``bert.`` or none), whether a pooler is there, and whether the head has a
+    The names decide the root (``bert.``, ``roberta.`` or none), whether a pooler is there, and whether the head has a
     decoder of its own. Raises UsageError for another target.
     """
     if target not in ("hf", "flat", "nn"):
         raise UsageError(
-            f"There is no built-in MindSpore network for a BERT checkpoint in the layout '{target}'.",
+            f"There is no built-in MindSpore network for a {spec.family} checkpoint in the layout '{target}'.",
             remedy="Give your own with --ms-net MODULE:FUNCTION; built in are: hf, flat, nn.",
         )
     table, gamma, beta = ("embedding_table", "gamma", "beta") if target == "nn" else ("weight", "weight", "bias")
     word = f"embeddings.word_embeddings.{table}"
-    root = "bert." if f"bert.{word}" in names or word not in names else ""
+    root = "" if word in names else f"{spec.family}."
 
     def normed(name: str) -> Norm:
         return Norm(f"{name}.{gamma}", f"{name}.{beta}", spec.hidden, spec.eps)
@@ -129,11 +138,13 @@ def encoder(spec: EncoderSpec, target: str, names: Collection[str]) -> Encoder:
 
     head = None
     if spec.head == "mlm":
-        top = "cls.predictions."
+        top, dense, after = ("cls.predictions.", "transform.dense", "transform.LayerNorm")
+        if spec.family == "roberta":
+            top, dense, after = ("lm_head.", "dense", "layer_norm")
         own = f"{top}decoder.weight"
         head = MaskedLmHead(
-            dense=Linear(f"{top}transform.dense", spec.hidden, spec.hidden, True),
-            norm=normed(f"{top}transform.LayerNorm"),
+            dense=Linear(top + dense, spec.hidden, spec.hidden, True),
+            norm=normed(top + after),
             decoder=own if own in names else root + word,
             bias=f"{top}bias",
         )

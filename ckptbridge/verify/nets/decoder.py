@@ -15,9 +15,9 @@ from ckptbridge.verify.nets.attention import (
     LatentDown,
     positions,
 )
-from ckptbridge.verify.nets.layouts import Layout
+from ckptbridge.verify.nets.layout import Layout
 from ckptbridge.verify.nets.moe import MixtureOfExperts
-from ckptbridge.verify.nets.norms import Norm, norm
+from ckptbridge.verify.nets.norms import Norm, rms
 from ckptbridge.verify.nets.ops import number
 from ckptbridge.verify.nets.readers import (
     ContiguousQkv,
@@ -136,7 +136,7 @@ def decoder(spec: DecoderSpec, layout: Layout, own_head: bool) -> Decoder:
         embedding=layout.embedding,
         positions=layout.positions if spec.positions else "",
         blocks=tuple(_block(spec, layout, i) for i in range(spec.layers)),
-        final_norm=norm(spec.norm, layout.final_norm, spec.hidden, spec.eps),
+        final_norm=_norm(spec, layout, layout.final_norm),
         head=head,
     )
 
@@ -145,7 +145,7 @@ def _block(spec: DecoderSpec, layout: Layout, i: int) -> Block:
     at = layout.layer.replace("{i}", str(i))
 
     def normed(name: str) -> Norm:
-        return norm(spec.norm, at + name, spec.hidden, spec.eps)
+        return _norm(spec, layout, at + name)
 
     mlp: FeedForwardReader
     if spec.experts is not None and i in spec.expert_layers:
@@ -163,16 +163,21 @@ def _block(spec: DecoderSpec, layout: Layout, i: int) -> Block:
     )
 
 
+def _norm(spec: DecoderSpec, layout: Layout, name: str) -> Norm:
+    weight, bias = (f"{name}.{part}" for part in layout.norm_parts)
+    return Norm(weight, bias if spec.norm == "layer" else "", spec.hidden, spec.eps)
+
+
 def _attention(spec: DecoderSpec, layout: Layout, at: str, i: int) -> AttentionBlock:
     if isinstance(spec.attention, LatentAttention):
         return _latent(spec.attention, spec.hidden, layout, at)
     a = spec.attention
     norms = None
     if a.norm:
-        norms = (norm("rms", at + layout.q_norm, a.dim, spec.eps), norm("rms", at + layout.k_norm, a.dim, spec.eps))
+        norms = (rms(at + layout.q_norm, a.dim, spec.eps), rms(at + layout.k_norm, a.dim, spec.eps))
     return Grouped(
         qkv=_qkv(a, spec.hidden, layout, at),
-        out=Linear(at + layout.out, a.heads * a.dim, spec.hidden, a.out_bias, layout.transposed),
+        out=Linear(at + layout.out, a.heads * a.dim, spec.hidden, a.out_bias, "out" in layout.transposed),
         norms=norms,
         scale=a.scale / (i + 1) if a.scale_by_layer else a.scale,
     )
@@ -188,7 +193,7 @@ def _qkv(a: GroupedAttention, hidden: int, layout: Layout, at: str) -> QueryKeyV
             Linear(at + v, hidden, narrow, a.bias),
             a.dim,
         )
-    linear = Linear(at + layout.qkv[0], hidden, wide + 2 * narrow, a.bias, layout.transposed)
+    linear = Linear(at + layout.qkv[0], hidden, wide + 2 * narrow, a.bias, "qkv" in layout.transposed)
     if layout.qkv_order == "contiguous":
         return ContiguousQkv(linear, a.heads, a.groups, a.dim)
     return GroupedQkv(linear, a.groups, a.ratio, a.dim)
@@ -209,9 +214,9 @@ def _latent(a: LatentAttention, hidden: int, layout: Layout, at: str) -> Latent:
     return Latent(
         spec=a,
         down=down,
-        q_norm=None if a.q_rank is None else norm("rms", at + layout.q_down_norm, a.q_rank, a.eps),
+        q_norm=None if a.q_rank is None else rms(at + layout.q_down_norm, a.q_rank, a.eps),
         q_up=None if a.q_rank is None else Linear(at + layout.q_up, a.q_rank, q_width),
-        kv_norm=norm("rms", at + layout.kv_down_norm, a.kv_rank, a.eps),
+        kv_norm=rms(at + layout.kv_down_norm, a.kv_rank, a.eps),
         kv_up=Linear(at + layout.kv_up, a.kv_rank, a.heads * (a.nope + a.value)),
         out=Linear(at + layout.out, a.heads * a.value, hidden, a.bias),
     )
@@ -219,10 +224,11 @@ def _latent(a: LatentAttention, hidden: int, layout: Layout, at: str) -> Latent:
 
 def _mlp(spec: DecoderSpec, layout: Layout, prefix: str, width: int) -> FeedForwardReader:
     f = spec.feed_forward
-    down = Linear(prefix + layout.down, width, spec.hidden, f.bias, layout.transposed)
+    transposed = "mlp" in layout.transposed
+    down = Linear(prefix + layout.down, width, spec.hidden, f.bias, transposed)
     first = prefix + layout.gate_up[0]
     if not f.gated:
-        return PlainMlp(Linear(first, spec.hidden, width, f.bias, layout.transposed), down, f.act)
+        return PlainMlp(Linear(first, spec.hidden, width, f.bias, transposed), down, f.act)
     if layout.gate_up_order == "separate":
         return _separate_mlp(prefix, (*layout.gate_up, layout.down), spec.hidden, width, f.act, f.bias)
     both = Linear(first, spec.hidden, 2 * width, f.bias)

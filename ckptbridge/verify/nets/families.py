@@ -23,6 +23,7 @@ from ckptbridge.verify.nets.config_values import (
     rope_of,
     value_or,
 )
+from ckptbridge.verify.nets.encoder_config import encoder_spec
 from ckptbridge.verify.nets.spec import (
     DecoderSpec,
     EncoderSpec,
@@ -355,31 +356,6 @@ def _gpt2(config: Config) -> DecoderSpec:
     )
 
 
-def _bert(config: Config) -> EncoderSpec:
-    architecture = str((config.get("architectures") or ["BertModel"])[0])
-    if architecture not in ("BertModel", "BertForMaskedLM"):
-        raise UnsupportedError(
-            f"There is no built-in MindSpore forward for the head of '{architecture}'.",
-            remedy="Give your own networks with --pt-model and --ms-net.",
-        )
-    if value_or(config, "position_embedding_type", "absolute") != "absolute":
-        raise UnsupportedError("Only BERT with absolute positions has a built-in forward.")
-    return EncoderSpec(
-        family="bert",
-        vocab=int(need(config, "vocab_size")),
-        hidden=int(need(config, "hidden_size")),
-        layers=int(need(config, "num_hidden_layers")),
-        heads=int(need(config, "num_attention_heads")),
-        width=int(need(config, "intermediate_size")),
-        act=str(value_or(config, "hidden_act", "gelu")),
-        eps=float(value_or(config, "layer_norm_eps", 1e-12)),
-        positions=int(need(config, "max_position_embeddings")),
-        types=int(value_or(config, "type_vocab_size", 2)),
-        head="mlm" if architecture == "BertForMaskedLM" else "none",
-        pooler=architecture == "BertModel",
-    )
-
-
 _FAMILIES: Mapping[str, Callable[[Config], DecoderSpec | EncoderSpec]] = {
     "llama": _llama,
     "mistral": _mistral,
@@ -398,5 +374,7 @@ _FAMILIES: Mapping[str, Callable[[Config], DecoderSpec | EncoderSpec]] = {
     "chatglm": _chatglm,
     "gpt_neox": _gpt_neox,
     "gpt2": _gpt2,
-    "bert": _bert,
+    "bert": encoder_spec,
+    "roberta": encoder_spec,
+    "xlm-roberta": encoder_spec,
 }

@@ -26,6 +26,6 @@ class Norm:
         return rms_norm(x, weights(self.weight), self.eps, weights.wide)
 
 
-def norm(kind: str, name: str, size: int, eps: float) -> Norm:
-    """The norm of ``kind`` "rms" or "layer" whose parameters stand under ``name``."""
-    return Norm(f"{name}.weight", f"{name}.bias" if kind == "layer" else "", size, eps)
+def rms(name: str, size: int, eps: float) -> Norm:
+    """The RMSNorm whose weight stands under ``name``."""
+    return Norm(f"{name}.weight", "", size, eps)

@@ -117,15 +117,24 @@ class DecoderSpec:
     positions: int = 0  # rows of a learned position embedding
     parallel: bool = False  # attention and MLP read the same input and are added together
     sandwich: bool = False  # a norm after attention and after the MLP besides
-    head_bias: bool = False
     head_normalised: bool = False  # each row of the head is divided by its length first
+
+    @property
+    def longest(self) -> int:
+        """Tokens that the model has positions for; 0: any number."""
+        return self.positions
 
 
 @dataclass(frozen=True, slots=True)
 class EncoderSpec:
-    """BERT: post-norm encoder with learned positions and token types."""
+    """BERT and RoBERTa: post-norm encoder with learned positions and token types.
 
-    family: str
+    ``padding`` is RoBERTa's padding token: such tokens stand at position ``padding``, the others count
+    upwards from the one after it. None: BERT's plain positions from 0. ``head_act`` is the activation
+    of the masked language model's head.
+    """
+
+    family: Literal["bert", "roberta"]
     vocab: int
     hidden: int
     layers: int
@@ -136,4 +145,11 @@ class EncoderSpec:
     positions: int
     types: int
     head: Literal["mlm", "none"]
+    head_act: str
     pooler: bool
+    padding: int | None = None
+
+    @property
+    def longest(self) -> int:
+        """Tokens that the model has positions for."""
+        return self.positions if self.padding is None else self.positions - self.padding - 1

@@ -33,6 +33,7 @@ _BUFFERS = (
     ".attention.bias",
     ".attention.masked_bias",
     "embeddings.position_ids",
+    "embeddings.token_type_ids",
 )
 _SHOWN = 5  # names in a message before "and N more"
 
@@ -69,7 +70,7 @@ class MsSide:
         """All stages for ``tokens``, integers (B, T)."""
         import mindspore as ms
 
-        ids = check_tokens(tokens, self.spec.vocab, self.spec.positions)
+        ids = check_tokens(tokens, self.spec.vocab, self.spec.longest)
         values: dict[str, NDArray[Any]] = {}
         feeds: dict[str, tuple[str, ...]] = {}
 
@@ -158,7 +159,9 @@ def _mindspore(device: str) -> Any:
             reason=_first_line(error),
         ) from error
     try:
-        ms.set_device(device)
+        # A device can be chosen only before the first kernel runs, so not once more when it is the right one.
+        if ms.get_context("device_target") != device:
+            ms.set_device(device)
     except (RuntimeError, ValueError, TypeError) as error:
         raise BackendError(
             f"MindSpore cannot use the device '{device}' here.",
@@ -255,11 +258,11 @@ def _check(
 
 
 def _unread(name: str, spec: DecoderSpec | EncoderSpec, extra_layers: int) -> bool:
-    """Whether ``name`` is known to play no part in the logits: buffers, multi-token prediction, BERT's other heads."""
+    """Whether ``name`` is known to play no part: a buffer, multi-token prediction, another head of an encoder."""
     if name.endswith(_BUFFERS):
         return True
     if isinstance(spec, EncoderSpec):
-        return name.startswith("cls.") or "pooler." in name
+        return name.startswith(("cls.", "lm_head.", "classifier.", "qa_outputs.")) or "pooler." in name
     if name.startswith("mtp.") and extra_layers:
         return True
     parts = name.split(".")

@@ -31,8 +31,7 @@ class PtSide:
         import torch
 
         config = self.model.config
-        longest = int(getattr(config, "max_position_embeddings", 0) or 0) if config.model_type in _LEARNED else 0
-        ids = check_tokens(tokens, int(config.vocab_size), longest)
+        ids = check_tokens(tokens, int(config.vocab_size), _longest(config))
         values: dict[str, NDArray[Any]] = {}
         taps = stage_modules(self.model)
         with ExitStack() as stack:
@@ -56,7 +55,16 @@ class PtSide:
         return Stages(values, feeds)
 
 
-_LEARNED = ("gpt2", "bert")  # positions are rows of a table, so there are no more than it has
+_ENCODERS = ("bert", "roberta", "xlm-roberta")
+
+
+def _longest(config: Any) -> int:
+    """Tokens that there are positions for, where positions are rows of a table; otherwise 0."""
+    if config.model_type in ("gpt2", "bert"):
+        return int(config.max_position_embeddings)
+    if config.model_type in _ENCODERS:  # RoBERTa counts from the position after padding's
+        return int(config.max_position_embeddings) - int(config.pad_token_id) - 1
+    return 0
 
 
 def load(path: Path, config: Mapping[str, Any] | None = None, dtype: str = "float64", device: str = "cpu") -> PtSide:
@@ -79,7 +87,7 @@ def load(path: Path, config: Mapping[str, Any] | None = None, dtype: str = "floa
         )
     settings.pop("auto_map", None)  # transformers' own classes, never code beside the weights
     chosen = _model_class(transformers, settings)
-    with tempfile.TemporaryDirectory(prefix="ckptbridge-") as folder:
+    with tempfile.TemporaryDirectory(prefix="ckptbridge-") as folder, _quiet(transformers):
         _stage(path, settings, Path(folder))
         try:
             model, info = chosen.from_pretrained(
@@ -128,6 +136,21 @@ def _config(path: Path) -> dict[str, Any]:
     return found
 
 
+@contextmanager
+def _quiet(transformers: Any) -> Iterator[None]:
+    """No progress bar and no load report: what is in the report is checked below."""
+    log = transformers.utils.logging
+    verbosity, bar = log.get_verbosity(), log.is_progress_bar_enabled()
+    log.set_verbosity_error()
+    log.disable_progress_bar()
+    try:
+        yield
+    finally:
+        log.set_verbosity(verbosity)
+        if bar:
+            log.enable_progress_bar()
+
+
 def _model_class(transformers: Any, settings: Mapping[str, Any]) -> Any:
     """The class that the config's ``architectures`` names; without it, the one with a language-model head."""
     model_type = settings.get("model_type")
@@ -145,8 +168,7 @@ def _model_class(transformers: Any, settings: Mapping[str, Any]) -> Any:
                 remedy="Give a function that computes the logits with --pt-model MODULE:FUNCTION.",
             )
         return chosen
-    known = transformers.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES if model_type != "bert" else ()
-    return transformers.AutoModelForCausalLM if model_type in known else transformers.AutoModel
+    return transformers.AutoModel if model_type in _ENCODERS else transformers.AutoModelForCausalLM
 
 
 def _stage(path: Path, settings: Mapping[str, Any], folder: Path) -> None:
@@ -223,14 +245,14 @@ def stage_modules(model: Any) -> dict[str, Any]:
     body = getattr(base, "encoder", base)
     blocks = next((getattr(body, n) for n in ("layers", "h", "layer") if hasattr(body, n)), ())
     found: dict[str, Any] = {}
-    if base.config.model_type == "bert":
+    if base.config.model_type in _ENCODERS:
         found["embedding"] = base.embeddings
     elif base.config.model_type == "gpt2":
         found["embedding"] = base.drop  # the sum of tokens and positions passes here
     else:
         found["embedding"] = base.get_input_embeddings()
     for i, block in enumerate(blocks):
-        if base.config.model_type == "bert":
+        if base.config.model_type in _ENCODERS:
             attention, mlp = block.attention.output.dense, block.output.dense
         else:
             attention = next(getattr(block, n) for n in ("self_attn", "attention", "attn") if hasattr(block, n))
