@@ -112,27 +112,22 @@ def _gqa(c: Config, options: Mapping[str, str], layer: Arrays) -> dict[str, Arra
 
 def _mla(options: Mapping[str, str], layer: Arrays) -> dict[str, Array]:
     a = {name.removeprefix("self_attn."): array for name, array in layer.items() if name.startswith("self_attn.")}
-    block = {f"linear_proj.{kind}": a[f"o_proj.{kind}"] for kind in ("weight", "bias") if f"o_proj.{kind}" in a}
+    block = {"linear_proj.weight": a["o_proj.weight"]}
     low_rank = "q_a_proj.weight" in a
-    first = "q_a_proj" if low_rank else "q_proj"
+    first = a["q_a_proj.weight"] if low_rank else a["q_proj.weight"]
     if low_rank:
         block["q_layernorm.weight"] = a["q_a_layernorm.weight"]
     if options["mla"] == "fused":
-        block["linear_qkv.weight"] = np.concatenate([a[f"{first}.weight"], a["kv_a_proj_with_mqa.weight"]])
+        block["linear_qkv.weight"] = np.concatenate([first, a["kv_a_proj_with_mqa.weight"]])
         if low_rank:
             block["linear_qb.weight"] = a["q_b_proj.weight"]
-            if "q_a_proj.bias" in a:
-                block["linear_qkv.bias"] = np.concatenate([a["q_a_proj.bias"], a["kv_a_proj_with_mqa.bias"]])
         block["k_layernorm.weight"] = a["kv_a_layernorm.weight"]
         block["linear_kvb.weight"] = a["kv_b_proj.weight"]
         return block
-    for kind in ("weight", "bias"):
-        if f"{first}.{kind}" in a:
-            block[f"linear_q_down_proj.{kind}" if low_rank else f"linear_q_proj.{kind}"] = a[f"{first}.{kind}"]
-        if f"kv_a_proj_with_mqa.{kind}" in a:
-            block[f"linear_kv_down_proj.{kind}"] = a[f"kv_a_proj_with_mqa.{kind}"]
+    block["linear_q_down_proj.weight" if low_rank else "linear_q_proj.weight"] = first
     if low_rank:
         block["linear_q_up_proj.weight"] = a["q_b_proj.weight"]
+    block["linear_kv_down_proj.weight"] = a["kv_a_proj_with_mqa.weight"]
     block["kv_layernorm.weight"] = a["kv_a_layernorm.weight"]
     block["linear_kv_up_proj.weight"] = a["kv_b_proj.weight"]
     return block
