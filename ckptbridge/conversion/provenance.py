@@ -43,7 +43,8 @@ class Carried:
     @property
     def history(self) -> list[Any]:
         """The chain of handoffs so far, oldest first, this one last."""
-        own = {k: v for k, v in self.record.items() if k != "history"}
+        # "files" is said by a directory's ckptbridge.json only, of the directory.
+        own = {k: v for k, v in self.record.items() if k not in ("history", "files")}
         earlier = self.record.get("history")
         return [*(earlier if isinstance(earlier, list) else []), own]
 

@@ -51,7 +51,8 @@ def trail_before(
         "dropped": {d.name: d.reason for d in dropped},
         "absent": list(absent),
         "tied": _tied(known, comparisons),
-        "lossy": _lossy(request, records),
+        "lossy": _lossy(records),
+        "lost": {"overflow": 0, "underflow": 0},
         "dtype": dtype_named(request.dtype).name if request.dtype is not None else None,
         "keep_quantized": request.keep_quantized,
         "notes": dict(request.provenance),
@@ -66,14 +67,11 @@ def trail_after(
     content: Mapping[str, str],
     counts: Mapping[str, int],
 ) -> dict[str, Any]:
-    """The finished record: digests by source file name, content digests by side, counts of the lossy step."""
+    """The finished record: digests by source file name, content digests by side, values lost by casts."""
     done = dict(trail)
     done["sources"] = [{**s, "digest": sources.get(s["name"], "")} for s in trail["sources"]]
     done["content"] = {side: content.get(side, "") for side in ("pt", "ms")}
-    if trail["lossy"]:
-        done["lossy"] = [
-            {**step, **{k: counts.get(k, 0) for k in ("overflow", "underflow")}} for step in trail["lossy"]
-        ]
+    done["lost"] = {key: counts.get(key, 0) for key in trail["lost"]}
     return done
 
 
@@ -84,7 +82,7 @@ def _tied(known: Understood, comparisons: Sequence[Comparison]) -> dict[str, str
     return dict(known.carried.tied) if known.carried is not None else {}
 
 
-def _lossy(request: Request, records: Sequence[Record]) -> list[dict[str, Any]]:
+def _lossy(records: Sequence[Record]) -> list[dict[str, Any]]:
     """Steps after which the source's words cannot be had back."""
     steps: dict[tuple[str, str, str], int] = {}
     for record in records:
@@ -94,7 +92,7 @@ def _lossy(request: Request, records: Sequence[Record]) -> list[dict[str, Any]]:
                 step = ("dequantise" if scaled else "cast", source.spec.dtype.name, record.spec.dtype.name)
                 steps[step] = steps.get(step, 0) + 1
     return [
-        {"step": step, "from": a, "to": b, "tensors": n, "overflow": 0, "underflow": 0}
+        {"step": step, "from": a, "to": b, "tensors": n}
         for (step, a, b), n in sorted(steps.items())
     ]
 
