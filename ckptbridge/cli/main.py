@@ -18,6 +18,7 @@ from ckptbridge.errors import CkptBridgeError, InterruptedByUser
 _COMMANDS = {
     "convert": ("ckptbridge.cli.convert", "Convert a checkpoint: pt2ms or ms2pt."),
     "verify": ("ckptbridge.cli.verify", "Judge a handoff: weights bit for bit, logits on both backends."),
+    "mappings": ("ckptbridge.cli.mappings", "List, show, prove and suggest mapping tables."),
 }
 
 
