@@ -227,6 +227,13 @@ def test_float64_agrees_with_numpy_beyond_float32(model: Model) -> None:
     assert np.abs(seen["mixed"][0] - np.concatenate(mixed, 1)).max() < 1e-12
 
 
+def test_loading_prints_nothing(model: Model, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    path = model.ckpt(tmp_path / "m.ckpt", model.weights)
+    pt_side.load(model.folder).forward(TOKENS)
+    model.load(path).forward(TOKENS)
+    assert capfd.readouterr() == ("", "")
+
+
 def test_what_transformers_cannot_judge_is_refused(model: Model, tmp_path: Path) -> None:
     less = {n: v for n, v in model.published.items() if "layers.1.mlp.up_proj" not in n}
     save_file(less, tmp_path / "less.safetensors", metadata={"format": "pt"})
