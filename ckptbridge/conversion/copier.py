@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
 from ckptbridge.conversion.cast import CastCount
@@ -13,11 +14,14 @@ from ckptbridge.conversion.plan import OutputFile, Record
 from ckptbridge.conversion.sources import SourceFiles
 from ckptbridge.conversion.tally import Tally
 from ckptbridge.conversion.words import fill, record_pieces
+from ckptbridge.conversion.worker import Worker
+from ckptbridge.conversion.writeback import Writeback
 from ckptbridge.formats.tensors import Place
 
 # What a kernel or file system says when it cannot copy between these two files.
 _CANNOT = {errno.ENOSYS, errno.EXDEV, errno.EINVAL, errno.EOPNOTSUPP, errno.EBADF, errno.EPERM}
-_STEP = 64 << 20  # bytes a copy moves at a time, so that progress shows
+_WAITING = 4  # buffers that may wait to be written
+_STEP = 32 << 20  # bytes a copy moves at a time, so that progress shows and signals are seen
 
 
 def write_file(file: OutputFile, fd: int, files: SourceFiles, tally: Tally) -> CastCount:
@@ -26,9 +30,12 @@ def write_file(file: OutputFile, fd: int, files: SourceFiles, tally: Tally) -> C
     for offset, data in file.layout.fixed:
         write_at(fd, data, offset)
     lost = CastCount()
-    copy = KernelCopy(fd)
-    for record, places in zip(file.records, file.layout.places, strict=True):
-        lost += _write_record(record, places, fd, files, tally, copy)
+    # Gathering here and writing there: the two take about as long, and the kernel writes one file on one thread.
+    with Worker("writer", _WAITING) as worker:
+        output = Output(fd, worker, tally)
+        for record, places in zip(file.records, file.layout.places, strict=True):
+            lost += _write_record(record, places, files, tally, output)
+            worker.put(partial(files.release, record.sources))
     return lost
 
 
@@ -42,7 +49,7 @@ def write_at(fd: int, data: bytes | memoryview, offset: int) -> None:
 
 
 def _write_record(
-    record: Record, places: Sequence[Place], fd: int, files: SourceFiles, tally: Tally, copy: KernelCopy
+    record: Record, places: Sequence[Place], files: SourceFiles, tally: Tally, output: Output
 ) -> CastCount:
     lost = CastCount()
     itemsize = record.spec.dtype.itemsize
@@ -53,7 +60,7 @@ def _write_record(
                 start = piece.dst * itemsize
                 for path, offset, nbytes in files.runs(source, piece.src, piece.numel):
                     for at, to, count in _spread(places, start, nbytes):
-                        copy(files, path, offset + at, to, count, tally)
+                        output.copy(files, path, offset + at, to, count)
                     seen.update(files.view(path, offset, nbytes))
                     start += nbytes
             else:
@@ -62,8 +69,7 @@ def _write_record(
                 data = filled.data
                 seen.update(data)
                 for at, to, count in _spread(places, filled.start, len(data)):
-                    write_at(fd, data[at : at + count], to)
-                    tally.moved(count)
+                    output.write(data[at : at + count], to)
     return lost
 
 
@@ -76,25 +82,45 @@ def _spread(places: Sequence[Place], start: int, nbytes: int) -> Iterator[tuple[
             yield low - start, place.offset + low - place.start, high - low
 
 
-class KernelCopy:
-    """Copies ranges of files into one output, by copy_file_range where the file systems allow it."""
+class Output:
+    """One output file: bytes written from memory, or copied by the kernel where the file systems allow it."""
 
-    def __init__(self, fd: int) -> None:
+    def __init__(self, fd: int, worker: Worker, tally: Tally) -> None:
         self._fd = fd
+        self._worker = worker
+        self._tally = tally
+        self._writeback = Writeback(fd)
         self._able = hasattr(os, "copy_file_range")
 
-    def __call__(self, files: SourceFiles, path: Path, offset: int, to: int, nbytes: int, tally: Tally) -> None:
-        """Copy ``nbytes`` from ``offset`` of a source file to offset ``to`` of the output."""
+    def write(self, data: memoryview, to: int) -> None:
+        """Have ``data`` written at offset ``to``; it must not change afterwards."""
+        self._worker.put(partial(self._write, data, to))
+
+    def _write(self, data: memoryview, to: int) -> None:
+        write_at(self._fd, data, to)
+        self._placed(len(data))
+
+    def copy(self, files: SourceFiles, path: Path, offset: int, to: int, nbytes: int) -> None:
+        """Have ``nbytes`` copied from ``offset`` of a source file to offset ``to``."""
+        for at in range(0, nbytes, _STEP):
+            self._worker.put(partial(self._copy, files, path, offset + at, to + at, min(_STEP, nbytes - at)))
+
+    def _copy(self, files: SourceFiles, path: Path, offset: int, to: int, nbytes: int) -> None:
         while nbytes:
-            step = min(nbytes, _STEP)
+            step = nbytes
             done = self._try(files.fd(path), offset, to, step) if self._able else 0
             if not done:
                 write_at(self._fd, files.view(path, offset, step), to)
                 done = step
-            tally.moved(done)
+            self._placed(done)
             offset, to, nbytes = offset + done, to + done, nbytes - done
 
+    def _placed(self, nbytes: int) -> None:
+        self._tally.moved(nbytes)
+        self._writeback.placed(nbytes)
+
     def _try(self, source: int, offset: int, to: int, nbytes: int) -> int:
+        """One copy_file_range; 0 when this kernel or these file systems cannot."""
         try:
             return os.copy_file_range(source, self._fd, nbytes, offset, to)
         except OSError as e:

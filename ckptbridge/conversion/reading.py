@@ -1,19 +1,15 @@
-"""Reading whole sources in bounded pieces: digests of files and tensors, and comparison of two tensors."""
+"""Reading whole tensors in bounded pieces: their digests, and the comparison of two."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Iterable, Iterator
 
-from ckptbridge.conversion.digests import Hasher, new_hasher
+from ckptbridge.conversion.digests import new_hasher
 from ckptbridge.conversion.plan import Record
 from ckptbridge.conversion.sources import SourceFiles
 from ckptbridge.conversion.words import fill, record_pieces
 from ckptbridge.formats.tensors import TensorSource
 from ckptbridge.tables.axes import Block, View
-
-_STEP = 1 << 20  # bytes hashed at a time: what one hasher has read is still in the cache for the other
 
 
 def identity(source: TensorSource) -> Record:
@@ -53,62 +49,14 @@ def equal_tensors(a: TensorSource, b: TensorSource, files: SourceFiles) -> bool:
     return True
 
 
-@dataclass(frozen=True, slots=True)
-class SourceDigests:
-    """Hex digests of source files and of the bytes of source tensors, by name."""
-
-    files: dict[Path, str]
-    tensors: dict[str, str]
-
-
-@dataclass(frozen=True, slots=True)
-class _Span:
-    """A tensor's bytes, or some of them, in a file."""
-
-    offset: int
-    nbytes: int
-    name: str
+def digest_tensor(source: TensorSource, files: SourceFiles, algorithm: str) -> str:
+    """The hex digest of a tensor's bytes in C order."""
+    hasher = new_hasher(algorithm)
+    for data in tensor_bytes(source, files):
+        hasher.update(data)
+    return hasher.hexdigest()
 
 
-def digest_sources(
-    paths: Sequence[Path], tensors: Sequence[TensorSource], files: SourceFiles, algorithm: str
-) -> SourceDigests:
-    """Digest files and tensors, reading each byte once where tensors lie one after the other."""
-    spans: dict[Path, list[_Span]] = {path: [] for path in paths}
-    found = SourceDigests({}, {})
-    for source in tensors:
-        if not source.contiguous:
-            hasher = new_hasher(algorithm)
-            for data in tensor_bytes(source, files):
-                hasher.update(data)
-            found.tensors[source.spec.name] = hasher.hexdigest()
-            continue
-        for path, offset, nbytes in files.runs(source, source.offset, source.spec.numel):
-            spans[path].append(_Span(offset, nbytes, source.spec.name))
-    hashers = {s.spec.name: new_hasher(algorithm) for s in tensors if s.contiguous}
-    for path in paths:
-        found.files[path] = _digest_file(path, sorted(spans[path], key=lambda s: s.offset), hashers, files, algorithm)
-    found.tensors.update((name, hasher.hexdigest()) for name, hasher in hashers.items())
-    return found
-
-
-def _digest_file(
-    path: Path, spans: Sequence[_Span], hashers: dict[str, Hasher], files: SourceFiles, algorithm: str
-) -> str:
-    whole = new_hasher(algorithm)
-    data = memoryview(files.map(path))
-    at = 0
-    for span in spans:
-        if span.offset > at:
-            whole.update(data[at : span.offset])
-            at = span.offset
-        hasher = hashers[span.name]
-        end = span.offset + span.nbytes
-        for start in range(span.offset, end, _STEP):
-            stop = min(start + _STEP, end)
-            hasher.update(data[start:stop])
-            if stop > at:  # tensors may share their storage: the file's bytes count once
-                whole.update(data[max(at, start) : stop])
-                at = stop
-    whole.update(data[at:])
-    return whole.hexdigest()
+def digest_tensors(tensors: Iterable[TensorSource], files: SourceFiles, algorithm: str) -> dict[str, str]:
+    """The hex digests of tensors, by name."""
+    return {source.spec.name: digest_tensor(source, files, algorithm) for source in tensors}

@@ -13,17 +13,21 @@ from typing import Any
 from ckptbridge.conversion.cast import CastCount
 from ckptbridge.conversion.copier import write_at, write_file
 from ckptbridge.conversion.destination import embedded, seal_file
-from ckptbridge.conversion.digests import content_digest, tagged
+from ckptbridge.conversion.digests import content_digest
 from ckptbridge.conversion.plan import Plan, Record
 from ckptbridge.conversion.provenance import FILE_NAME
-from ckptbridge.conversion.reading import SourceDigests, digest_sources, equal_tensors
+from ckptbridge.conversion.reading import digest_tensors, equal_tensors
 from ckptbridge.conversion.request import Request
 from ckptbridge.conversion.sources import SourceFiles
 from ckptbridge.conversion.staging import Staging, write_error
 from ckptbridge.conversion.tally import Progress, Tally
 from ckptbridge.conversion.trail import trail_after
+from ckptbridge.conversion.worker import Worker
 from ckptbridge.errors import CoverageError, DTypeError
 from ckptbridge.formats import mindspore_ckpt, shards
+from ckptbridge.formats.tensors import TensorSpec
+
+_WAITING = 4  # buffers that may wait for their digest
 
 
 @dataclass(frozen=True)
@@ -101,13 +105,12 @@ def _compare(plan: Plan, files: SourceFiles) -> None:
 
 def _start_digests(
     plan: Plan, files: SourceFiles, algorithm: str, pool: ThreadPoolExecutor
-) -> Future[SourceDigests] | None:
+) -> Future[dict[str, str]] | None:
     if algorithm == "none":
         return None
     for path in plan.inventory.files:
         files.map(path)  # opened here: the table of open files is not shared between threads while it grows
-    tensors = list(plan.inventory.tensors.values())
-    return pool.submit(digest_sources, plan.inventory.files, tensors, files, algorithm)
+    return pool.submit(digest_tensors, plan.inventory.tensors.values(), files, algorithm)
 
 
 def _check_crc(plan: Plan) -> None:
@@ -121,16 +124,14 @@ def _write(
     plan: Plan, request: Request, files: SourceFiles, staging: Staging, progress: Progress | None
 ) -> tuple[CastCount, Tally]:
     lost = CastCount()
-    tally = Tally(request.digest, any(f.layout.needs_crc for f in plan.files), progress, renamed_from)
-    try:
+    with Worker("digests", _WAITING) as worker:
+        tally = Tally(worker, request.digest, any(f.layout.needs_crc for f in plan.files), progress, renamed_from)
         for file in plan.files:
             fd = os.open(staging.path / file.name, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
             try:
                 lost += write_file(file, fd, files, tally)
             finally:
                 os.close(fd)
-    finally:
-        tally.close()
     return lost, tally
 
 
@@ -145,7 +146,7 @@ def renamed_from(record: Record) -> str | None:
 
 
 def _finish_trail(
-    plan: Plan, algorithm: str, sources: SourceDigests | None, tally: Tally, lost: CastCount
+    plan: Plan, algorithm: str, sources: Mapping[str, str] | None, tally: Tally, lost: CastCount
 ) -> dict[str, Any]:
     counts = {"overflow": lost.overflow, "underflow": lost.underflow}
     if sources is None:
@@ -154,14 +155,23 @@ def _finish_trail(
     written = []
     for record in plan.records:
         name = renamed_from(record)
-        digest = tally.digests[record.spec.name] if name is None else sources.tensors[name]
+        digest = tally.digests[record.spec.name] if name is None else sources[name]
         written.append((record.spec, digest))
     content = {
-        here: content_digest(algorithm, ((t.spec, sources.tensors[n]) for n, t in plan.inventory.tensors.items())),
+        here: content_digest(algorithm, ((t.spec, sources[n]) for n, t in plan.inventory.tensors.items())),
         there: content_digest(algorithm, written),
     }
-    files = {path.name: tagged(algorithm, digest) for path, digest in sources.files.items()}
-    return trail_after(plan.provenance, files, content, counts)
+    return trail_after(plan.provenance, _file_digests(plan, algorithm, sources), content, counts)
+
+
+def _file_digests(plan: Plan, algorithm: str, sources: Mapping[str, str]) -> dict[str, str]:
+    """The content digest of each source file's tensors, by file name."""
+    inside: dict[str, list[tuple[TensorSpec, str]]] = {path.name: [] for path in plan.inventory.files}
+    for name, tensor in plan.inventory.tensors.items():
+        inside[tensor.segments[0].path.name if tensor.segments else plan.inventory.files[0].name].append(
+            (tensor.spec, sources[name])
+        )
+    return {name: content_digest(algorithm, tensors) for name, tensors in inside.items()}
 
 
 def _seal(plan: Plan, request: Request, staging: Staging, provenance: Mapping[str, Any], tally: Tally) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import mmap
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import accumulate
 from pathlib import Path
 from types import TracebackType
@@ -79,6 +79,15 @@ class SourceFiles:
         """Raise SourceChangedError unless all files that were used are still what they were."""
         for path, (fd, _) in self._open.items():
             self._check(path, os.fstat(fd))
+
+    def release(self, sources: Iterable[TensorSource]) -> None:
+        """Unmap the pages of sources that have passed; the file stays cached where the kernel likes."""
+        for source in sources:
+            for segment in source.segments:
+                found = self._open.get(segment.path)
+                if found is not None and found[1] is not None:
+                    start = segment.offset // mmap.PAGESIZE * mmap.PAGESIZE
+                    found[1].madvise(mmap.MADV_DONTNEED, start, segment.offset + segment.nbytes - start)
 
     # --- bytes and words ---
 

@@ -91,10 +91,7 @@ def _lossy(records: Sequence[Record]) -> list[dict[str, Any]]:
             if scaled or not lossless(source.spec.dtype, record.spec.dtype):
                 step = ("dequantise" if scaled else "cast", source.spec.dtype.name, record.spec.dtype.name)
                 steps[step] = steps.get(step, 0) + 1
-    return [
-        {"step": step, "from": a, "to": b, "tensors": n}
-        for (step, a, b), n in sorted(steps.items())
-    ]
+    return [{"step": step, "from": a, "to": b, "tensors": n} for (step, a, b), n in sorted(steps.items())]
 
 
 def _history(known: Understood) -> list[Any]:

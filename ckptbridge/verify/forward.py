@@ -147,7 +147,7 @@ def run_forward(ms: Path, reference: Reference, model: Model, options: ForwardOp
     floor = _floor(reference, options)
     own = options.ms_net is None
     side: Any = _mindspore_side(ms, model, options) if own else None
-    forward: Forward = side.forward if own else user.load(str(options.ms_net), ms, model.config).forward
+    forward: Forward = side.forward if own else _user_net(ms, model, options)
     stages = forward(reference.tokens)
     repeatable = {"MindSpore": _same(stages, forward(reference.tokens))}
     if reference.repeatable is not None:
@@ -198,7 +198,7 @@ def hints(metrics: Metrics, config: Mapping[str, Any]) -> tuple[str, ...]:
 
 def _pytorch(path: Path, config: Mapping[str, Any], options: ForwardOptions, dtype: str) -> Forward:
     if options.pt_model is not None:
-        return user.load(options.pt_model, path, config).forward
+        return user.pytorch_function(options.pt_model, path, config, dtype, options.device)
     from ckptbridge.verify.sides import pytorch
 
     return pytorch.load(path, config, dtype, options.device).forward
@@ -210,6 +210,10 @@ def _mindspore_side(ms: Path, model: Model, options: ForwardOptions) -> Any:
     return mindspore.load(
         ms, model.config, model.expansion.table.target, model.expansion.layout, options.dtype, options.ms_device
     )
+
+
+def _user_net(ms: Path, model: Model, options: ForwardOptions) -> Forward:
+    return user.mindspore_function(str(options.ms_net), ms, model.config, options.dtype, options.ms_device)
 
 
 def _twice(load: Callable[[], Forward], tokens: Array) -> tuple[Stages, bool]:

@@ -21,7 +21,7 @@ from ckptbridge.conversion.digests import content_digest, new_hasher
 from ckptbridge.conversion.gather import Run
 from ckptbridge.conversion.matching import Matcher
 from ckptbridge.conversion.plan import FileStat, Record
-from ckptbridge.conversion.reading import equal_tensors, tensor_bytes
+from ckptbridge.conversion.reading import digest_tensor, equal_tensors, tensor_bytes
 from ckptbridge.conversion.request import Request, Understood
 from ckptbridge.conversion.run import renamed_from
 from ckptbridge.conversion.sources import SourceFiles
@@ -151,11 +151,7 @@ class _Comparing:
         self._algorithm = algorithm
 
     def digest(self, source: TensorSource) -> str:
-        """The hex digest of a tensor's bytes."""
-        hasher = new_hasher(self._algorithm)
-        for data in tensor_bytes(source, self._files):
-            hasher.update(data)
-        return hasher.hexdigest()
+        return digest_tensor(source, self._files, self._algorithm)
 
     def record(self, record: Record) -> Outcome:
         """What the other checkpoint holds for a record, against what it should."""

@@ -197,9 +197,8 @@ def test_digests_are_the_documented_ones_in_every_format(algorithm: str, new: An
             assert record["content"]["ms"] == f"{algorithm}:{content_digest(written, new)}"
             expected_ms.add(record["content"]["ms"])
             file_name = source.name if source.is_file() else "model.safetensors"
-            data = (source if source.is_file() else source / file_name).read_bytes()
-            digest = f"{algorithm}:{new(data).hexdigest()}"
-            assert record["sources"] == [{"name": file_name, "size": len(data), "digest": digest}]
+            size = (source if source.is_file() else source / file_name).stat().st_size
+            assert record["sources"] == [{"name": file_name, "size": size, "digest": expected_pt}]
     assert len(expected_ms) == 1
     for suffix in ("safetensors", "bin"):
         summary = ckptbridge.convert(
