@@ -31,17 +31,16 @@ class MixtureOfExperts:
 
     def __call__(self, weights: Weights, x: Tensor) -> Tensor:
         rows = ops.reshape(x, (-1, x.shape[-1]))
-        share = self._shares(weights, rows)
-        chosen = share.asnumpy() != 0
+        shares = self._shares(weights, rows).asnumpy()
         total = ops.zeros_like(rows)
         for e in range(self.spec.count):
-            picked = np.nonzero(chosen[:, e])[0]
+            picked = np.nonzero(shares[:, e])[0]
             if not len(picked):
                 continue
-            where = ms.Tensor(picked, ms.int32)
-            part = self.experts(weights, ops.gather(rows, where, 0), e)
-            part = part * ops.cast(ops.gather(share[:, e], where, 0)[:, None], part.dtype)
-            total = ops.tensor_scatter_add(total, where[:, None], part)
+            where = ms.Tensor(picked[:, None], ms.int32)
+            part = self.experts(weights, ops.gather_nd(rows, where), e)
+            part = part * ms.Tensor(shares[picked, e][:, None], part.dtype)
+            total = ops.tensor_scatter_add(total, where, part)
         if self.shared is not None:
             part = self.shared(weights, rows)
             if self.shared_gate is not None:
