@@ -59,7 +59,10 @@ def test_layout_options_and_their_defaults() -> None:
         assert dict(catalog.find(family).layout) == {"attention": both, "mlp": both}
     assert dict(catalog.find("gpt2").layout) == dict(catalog.find("gpt_neox").layout) == {"attention": both}
     # qkv_concat: True by default in the GLM network, a choice in the others.
-    assert catalog.find("chatglm", "mindformers-legacy").layout["qkv"] == ("fused", "split")
+    assert dict(catalog.find("chatglm", "mindformers-legacy").layout) == {
+        "qkv": ("fused", "split"),
+        "rope": ("pairs", "halves"),
+    }
     assert catalog.find("glm4", "mindformers-legacy").layout["qkv"] == ("fused", "split")
     assert catalog.find("internlm2", "mindformers-legacy").layout["qkv"] == ("split", "fused")
     assert dict(catalog.find("baichuan", "mindformers-legacy").layout) == {}
@@ -157,6 +160,19 @@ def _split(table: Table, config: dict[str, object], name: str, fused: np.ndarray
     pt[f"model.layers.1.{name}.weight"] = fused
     ms = translate(expand(table, config), pt)
     return {x: ms[f"model.layers.1.{x}_proj.weight"] for x in "qkv"}
+
+
+def test_rotary_rows_are_reordered_within_each_head_of_q_and_of_k() -> None:
+    """C11: q has three times as many heads as k; the rows of v stay, whatever their number."""
+    config = tiny_config("chatglm", "plain")
+    table = catalog.find("chatglm", "mindformers-legacy")
+    pt = numbered(shapes(config, "transformer."))
+    fused = pt["transformer.encoder.layers.0.self_attention.query_key_value.bias"]
+    ms = translate(expand(table, config, {"rope": "halves"}), pt)
+    got = ms["transformer.encoder.layers.0.self_attention.query_key_value.bias"] - fused[0]
+    # Heads of 4: six of q, two of k, two of v.
+    heads = [[4 * n + row for row in ((0, 2, 1, 3) if n < 8 else (0, 1, 2, 3))] for n in range(10)]
+    assert got.tolist() == [row for head in heads for row in head]
 
 
 def test_head_dim_is_read_from_the_config() -> None:

@@ -157,6 +157,8 @@ def put_layer(
             return mindformers_layer(family, c, options, layer, i)
     match family:
         case "chatglm" | "glm4":
+            if options.get("rope") == "halves":
+                layer = {key: even_then_odd(c, a) if key[:2] in ("q.", "k.") else a for key, a in layer.items()}
             return legacy_glm_layer(options, layer, i)
         case "gpt2":
             return legacy_gpt2_layer(layer, i)
@@ -264,6 +266,13 @@ def legacy_llama_layer(options: Mapping[str, str], layer: Arrays, i: int, c: Con
     if options.get("qkv") == "fused":
         return found | {prefix + "attention.w.weight": qkv_by_group(c, q, k, v)}
     return found | {f"{prefix}attention.w{x}.weight": array for x, array in zip("qkv", (q, k, v), strict=True)}
+
+
+def even_then_odd(c: Config, rows: Array) -> Array:
+    """In each head, the rows 0, 2, 4 ... before the rows 1, 3, 5 ..."""
+    d = heads(c)[2]
+    each = [rows[start : start + d] for start in range(0, len(rows), d)]
+    return np.concatenate([part for head in each for part in (head[0::2], head[1::2])])
 
 
 def legacy_glm_layer(options: Mapping[str, str], layer: Arrays, i: int) -> dict[str, Array]:
