@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from glob import escape
+from shlex import quote
 from typing import Literal
 
 from ckptbridge.errors import CoverageError, UsageError
@@ -125,7 +126,7 @@ def refuse(doubts: Sequence[Doubt], side: str) -> None:
             continue
         value = listed(paths[:_SHOWN])
         lines.append(f"# {meaning}:")
-        lines += [f"--layout {option}={value}" for option in options]
+        lines += [f"--layout {quote(f'{option}={value}')}" for option in options]
         if options in (("embedding",), ("conv1d",), ("batch_norm_3d",)):
             lines.append(f"--layout {options[0]}={NONE}")
         if kind == "weight norm":

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+
 import pytest
 
 from ckptbridge.errors import CoverageError, ProofError, UsageError
@@ -143,15 +145,17 @@ def test_matrices_without_a_bias_are_asked_for() -> None:
         "d.bias": (4,),
     }
     shown = asked("pt", shapes)
-    assert "--layout embedding=tok,pos[[]0],head\n--layout embedding=none" in shown
+    assert "--layout 'embedding=tok,pos[[]0],head'\n--layout embedding=none" in shown
     settled = pairs("pt", shapes, embedding="tok,pos*")
     assert settled["tok.weight"] == "tok.embedding_table"
     assert settled["pos[0].weight"] == "pos[0].embedding_table"
     assert settled["head.weight"] == "head.weight"
     assert pairs("pt", shapes, embedding="none")["tok.weight"] == "tok.weight"
     # What is shown can be pasted as it is.
-    line = next(x for x in shown.splitlines() if x.startswith("--layout embedding=tok"))
-    assert set(pairs("pt", shapes, embedding=line.partition("embedding=")[2]).values()) == {
+    line = next(x for x in shown.splitlines() if "embedding=tok" in x)
+    option, value = shlex.split(line)
+    assert option == "--layout"
+    assert set(pairs("pt", shapes, embedding=value.removeprefix("embedding=")).values()) == {
         "tok.embedding_table",
         "pos[0].embedding_table",
         "head.embedding_table",
