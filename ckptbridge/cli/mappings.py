@@ -124,7 +124,43 @@ def check(files: tuple[Path, ...], config_paths: tuple[Path, ...], as_json: bool
         result = prove_table(table, fitting)
         results.append(result)
         if not as_json and (result.counter_example is not None or not quiet):
-            click.echo("\n".join(checked_lines(result)))
+            click.echo("\n".join(checked_lines(result, table.path if files else None)))
     if as_json:
         click.echo(json.dumps({"tables": [result.to_dict() for result in results]}, ensure_ascii=False))
     return 1 if any(result.counter_example is not None for result in results) else 0
+
+
+@command.command()
+@click.argument("pt", metavar="PT", type=click.Path(exists=True, path_type=Path))
+@click.argument("ms", metavar="MS", type=click.Path(exists=True, path_type=Path))
+@click.option(
+    "--output",
+    "-o",
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="Write the table here, not to standard output. Example: -o mymodel.toml",
+)
+@click.option("--overwrite", is_flag=True, help="Replace a former FILE. Example: -o mymodel.toml --overwrite")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object. Example: --json | jq -r .table")
+def suggest(pt: Path, ms: Path, output: Path | None, overwrite: bool, as_json: bool) -> None:
+    """Suggest a table for two checkpoints that no table knows.
+
+    PT and MS are paired by name and shape. Where both hold the same weights, sampled values decide
+    what is transposed, fused, interleaved or permuted; without that, MS may as well be what a fresh
+    network saved. The table is a place to start: it says what was verified by value, and every
+    doubtful pair stands there with its alternatives.
+
+    Example: ckptbridge mappings suggest model.safetensors network.ckpt -o mymodel.toml
+    """
+    from ckptbridge.cli.show_tables import suggestion_dict, suggestion_line
+    from ckptbridge.conversion.suggestion import suggest_table, write_table
+
+    found, text = suggest_table(pt, ms)
+    if output is not None:
+        write_table(text, output, overwrite)
+    if as_json:
+        click.echo(json.dumps({**suggestion_dict(found), "table": text}, ensure_ascii=False))
+        return
+    if output is None:
+        click.echo(text, nl=False)
+    click.echo(suggestion_line(found, output), err=output is None)

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import cast
 
 from ckptbridge.cli.fold import fold
 from ckptbridge.errors import printable
 from ckptbridge.tables.check import Checked
 from ckptbridge.tables.expand import Entry, Expansion
+from ckptbridge.tables.pairings import Evidence
+from ckptbridge.tables.suggest import Suggestion
 from ckptbridge.tables.table import Rule, Table
 
 
@@ -193,9 +196,9 @@ def expansion_lines(expansion: Expansion) -> list[str]:
 # --- proofs ----------------------------------------------------------------------------------
 
 
-def checked_lines(checked: Checked) -> list[str]:
-    """One table's result in one line; below it the counter-example, when there is one."""
-    name = f"{checked.table.name:28}"
+def checked_lines(checked: Checked, file: Path | None) -> list[str]:
+    """One table's result in one line, under its file's name if one was given; below it the counter-example."""
+    name = f"{file or checked.table.name!s:28}"
     if checked.counter_example is not None:
         error = [f"  {line}" for line in str(checked.counter_example).splitlines()]
         return [f"{printable(name)} FAILED  after {checked.proved} case(s) that hold", *error]
@@ -203,3 +206,28 @@ def checked_lines(checked: Checked) -> list[str]:
     sizes = f"{largest.pt_names} = {largest.ms_names} tensors, {largest.elements} elements" if largest else ""
     configs = f"{len(checked.configs)} config(s)" if checked.configs else "without a config"
     return [printable(f"{name} proved  {configs}, {checked.proved} case(s), up to {sizes}")]
+
+
+# --- suggestions -----------------------------------------------------------------------------
+
+
+def suggestion_dict(found: Suggestion) -> dict[str, object]:
+    """What a suggestion rests on, in ``mappings suggest --json``."""
+    return {
+        "rules": len(found.pairings),
+        "verified_by_value": found.count(Evidence.VALUE),
+        "by_name": found.count(Evidence.NAME),
+        "doubtful": found.count(Evidence.DOUBTFUL),
+        "tied": len(found.tied),
+        "dropped": sum(len(c.members) for c, _ in found.dropped),
+        "left_pt": list(found.left_pt),
+        "left_ms": list(found.left_ms),
+    }
+
+
+def suggestion_line(found: Suggestion, output: Path | None) -> str:
+    """The last line of ``mappings suggest``."""
+    counts = ", ".join(f"{found.count(evidence)} {evidence.value}" for evidence in Evidence)
+    left = f"{len(found.left_pt)} PyTorch and {len(found.left_ms)} MindSpore tensor(s) are left over"
+    where = f"wrote {printable(output)}: " if output else ""
+    return f"{where}{len(found.pairings)} rule(s), unproved: {counts}; {left}"
