@@ -15,7 +15,7 @@ from math import prod
 from ckptbridge.formats.tensors import TensorSource, contiguous_strides
 from ckptbridge.tables.axes import Block
 
-BUFFER_BYTES = 4 << 20
+BUFFER_BYTES = 2 << 20  # the largest box: one that is written while the next is gathered stays in the cache
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable
 from functools import lru_cache
 
-_STEP = 32 << 20  # bytes between two requests
+_STEP = 16 << 20  # bytes between two requests
 _WRITE = 2  # SYNC_FILE_RANGE_WRITE: start writing, wait for nothing
 
 
