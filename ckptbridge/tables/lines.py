@@ -15,6 +15,7 @@ from ckptbridge.tables.name_classes import Shape
 
 _LETTERS = "rcdabu"  # one for each dimension
 STACK = "e"
+ROWS, COLUMNS = "one after the other", "side by side"
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,13 +88,19 @@ def regroup_lines(a: Shape, b: Shape) -> Iterator[Line]:
                 orders += [((g, f, r), (g, r, f)), ((g, r, f), (g, f, r))] if inner > 1 else []
                 for one, other in orders:
                     many, whole = (
-                        " ".join(f"({' '.join(order)})" if axis == rows else axis for axis in side.split(" "))
+                        " ".join(_row_axes(order) if axis == rows else axis for axis in side.split(" "))
                         for order, side in ((one, base.many[0]), (other, base.one))
                     )
                     sizes = {name: size for name, size in base.sizes.items() if name != rows} | names.sizes
                     turned = "" if base.text == "as it is" else f", {base.text}"
-                    shown = [" x ".join(axis.strip("grc") for axis in order) for order in (one, other)]
+                    shown = [
+                        " x ".join(axis.strip("grcdabu") for axis in order if axis != "1") for order in (one, other)
+                    ]
                     yield Line((many,), whole, sizes, f"rows regrouped from {shown[0]} to {shown[1]}{turned}")
+
+
+def _row_axes(order: Sequence[str]) -> str:
+    return f"({' '.join(axis for axis in order if axis != '1')})"
 
 
 def fused_lines(parts: Sequence[Shape], whole: Shape, stack: int) -> Iterator[Line]:
@@ -104,14 +111,16 @@ def fused_lines(parts: Sequence[Shape], whole: Shape, stack: int) -> Iterator[Li
     rank = len(parts[0])
     if not rank or any(len(p) != rank or 0 in p for p in parts) or len(whole) > len(_LETTERS) or 0 in whole:
         return
+    seen: set[str] = set()
     for inner, place in _unstacked(whole, rank, stack):
         for order in permutations(range(rank)) if rank == 2 else [tuple(range(rank))]:
             oriented = [tuple(p[k] for k in order) for p in parts]
             turned = ", transposed" if order != tuple(range(rank)) else ""
             for dim in range(rank):
-                yield from _joined(oriented, inner, dim, order, stack, place, turned)
-                if len(parts) == 1:
-                    break
+                for line in _joined(oriented, inner, dim, order, stack, place, turned):
+                    if line.axes(True) not in seen:
+                        seen.add(line.axes(True))
+                        yield line
 
 
 def _unstacked(whole: Shape, rank: int, stack: int) -> Iterator[tuple[Shape, int | None]]:
@@ -152,7 +161,8 @@ def _joined(
             out[place] = f"({STACK} {out[place]})"
         elif stack:
             out.insert(0, STACK)
-        how = "" if len(terms) == 1 else "one after the other" if groups == 1 else f"interleaved in {groups} groups"
+        how = (ROWS, COLUMNS)[dim > 0] if groups == 1 else f"interleaved in {groups} groups"
+        how = how if len(terms) > 1 else ""
         stacked = f"{stack} stacked" if stack else ""
         text = ", ".join(t for t in (stacked, how) if t) + turned
         yield Line(tuple(operands), " ".join(out), names.sizes, text)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from itertools import combinations
 
 from ckptbridge.tables.axes import BoundAxes, bind_axes, parse_axes
-from ckptbridge.tables.lines import STACK, Line, fused_lines
+from ckptbridge.tables.lines import COLUMNS, ROWS, STACK, Line, fused_lines
 from ckptbridge.tables.name_classes import Key, NameClass
 from ckptbridge.tables.similarity import part_order
 
@@ -47,9 +47,17 @@ class Stack:
     count: int
 
 
+@dataclass(frozen=True, slots=True)
+class Alternative:
+    """What could be right instead, as text; ``sizes`` are the lengths of the axis line in it, if there is one."""
+
+    text: str
+    sizes: Mapping[str, int] = field(default_factory=dict)
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Pairing:
-    """Classes that may correspond, and how. ``remarks`` and ``alternatives`` are lines for a comment."""
+    """Classes that may correspond, and how. ``remarks`` are for a comment."""
 
     pt: tuple[NameClass, ...]
     ms: tuple[NameClass, ...]
@@ -57,7 +65,7 @@ class Pairing:
     stack: Stack | None
     evidence: Evidence
     remarks: tuple[str, ...] = ()
-    alternatives: tuple[str, ...] = ()
+    alternatives: tuple[Alternative, ...] = ()
 
     @property
     def many_left(self) -> bool:
@@ -81,8 +89,13 @@ class Pairing:
 
     @property
     def row_order(self) -> str:
-        """What is done to the rows; a vector beside a matrix has nothing to transpose."""
-        return self.line.text.replace(", transposed", "").replace("transposed", "as it is")
+        """What is done to the rows; a vector beside a matrix has nothing to transpose, and no columns."""
+        text = self.line.text.replace(", transposed", "").replace("transposed", "as it is")
+        return text.replace(COLUMNS, ROWS)
+
+    def as_alternative(self) -> Alternative:
+        """The pairing's layout, as another's alternative."""
+        return Alternative(f"axes = {self.axes!r} ({self.line.text})", self.line.sizes)
 
     def parts(self, side: str) -> tuple[NameClass, ...]:
         """The classes of ``pt`` or ``ms``."""

@@ -12,7 +12,7 @@ from itertools import chain, permutations
 
 from ckptbridge.tables.lines import pair_lines, regroup_lines
 from ckptbridge.tables.name_classes import NameClass, Spec, name_classes, writable
-from ckptbridge.tables.pairings import Agreement, Evidence, Pairing, Probe, Sums, elements, fusings, sums
+from ckptbridge.tables.pairings import Agreement, Alternative, Evidence, Pairing, Probe, Sums, elements, fusings, sums
 from ckptbridge.tables.similarity import canonical, similarity
 
 _ALIKE = 0.4  # names less alike than this are not paired
@@ -101,16 +101,15 @@ class _Search:
         scored = []
         for m in self.open["ms"]:
             for p in self.fitting(m):
-                line = next(pair_lines(p.shape, m.shape), None)
                 score = similarity(p.template, m.template)
-                if line is not None and score >= _ALIKE:
-                    scored.append((score, p, m, line))
+                if score >= _ALIKE and any(pair_lines(p.shape, m.shape)):
+                    scored.append((score, p, m))
         scored.sort(key=lambda item: -item[0])
         sharing: dict[NameClass, list[tuple[float, NameClass, NameClass]]] = {}
-        for score, p, m, _ in scored:
+        for score, p, m in scored:
             sharing.setdefault(p, []).append((score, p, m))
             sharing.setdefault(m, []).append((score, p, m))
-        for score, p, m, line in scored:
+        for score, p, m in scored:
             if p not in self.open["pt"] or m not in self.open["ms"]:
                 continue
             close = 0.99 if score >= 0.99 else score - _CLOSE
@@ -122,16 +121,18 @@ class _Search:
                 and other_p in self.open["pt"]
                 and other_m in self.open["ms"]
             ]
-            pairing = Pairing((p,), (m,), line, None, Evidence.NAME)
+            lines = [*pair_lines(p.shape, m.shape)]
+            pairing = Pairing((p,), (m,), lines[0], None, Evidence.NAME)
             verdict = self.judge(pairing)
             remarks = [f"the values {verdict.value}"] if self.related or verdict is Agreement.SILENT else []
-            others = [f"axes = {x.axes(True)!r}" for x in pair_lines(p.shape, m.shape) if x != line]
+            others = [Pairing((p,), (m,), x, None, Evidence.NAME).as_alternative() for x in lines if x != lines[0]]
             like = told.get(pairing.modules)
             if like is not None and like.row_order != pairing.row_order:
                 rivals.append(f"{like.row_order}, as {like.ms[0]} beside it")
             doubtful = bool(rivals) or (self.related and verdict is Agreement.DIFFERENT)
             evidence = Evidence.DOUBTFUL if doubtful else Evidence.NAME
-            self.take(Pairing((p,), (m,), line, None, evidence, tuple(remarks), (*rivals[:8], *others)))
+            alternatives = (*map(Alternative, rivals[:8]), *others)
+            self.take(replace(pairing, evidence=evidence, remarks=tuple(remarks), alternatives=alternatives))
 
     def fitting(self, m: NameClass) -> list[NameClass]:
         """The open PyTorch classes with the numbers and the size of ``m``, the most alike first."""
@@ -189,10 +190,12 @@ class _Search:
                 first = max(fitting, key=lambda t: _likeness(t, many_side))  # the first of the most alike
                 parts = first.parts(many_side)
                 layouts = [t for t in fitting if t is not first and t.parts(many_side) == parts]
-                others = [f"axes = {t.axes!r} ({t.line.text})" for t in layouts]
-                others += ["the parts in another order"] if len(parts) > 1 else []
-                other_parts = {frozenset(t.parts(many_side)) for t in fitting} - {frozenset(parts)}
-                others += [f"made of {', '.join(sorted(map(str, group)))}" for group in other_parts]
+                others = [t.as_alternative() for t in layouts]
+                others += [Alternative("the parts in another order")] if len(parts) > 1 else []
+                for group in {
+                    frozenset(t.parts(many_side)): None for t in fitting if {*t.parts(many_side)} != {*parts}
+                }:
+                    others.append(Alternative(f"made of {', '.join(sorted(map(str, group)))}"))
                 remarks = ("they add up to its size",)
                 self.take(replace(first, evidence=Evidence.DOUBTFUL, remarks=remarks, alternatives=tuple(others)))
 

@@ -72,8 +72,10 @@ class _Writer:
     def pairing(self, pairing: Pairing) -> Iterator[str]:
         remarks = [pairing.evidence.value, *([] if pairing.line.text == "as it is" else [pairing.line.text])]
         yield f"# {printable('; '.join([*remarks, *pairing.remarks]))}"
-        for text in pairing.alternatives:
-            yield f"#   or: {printable(text)}"
+        for other in pairing.alternatives:
+            yield f"#   or: {printable(other.text)}"
+            if len(self.sizes) + len(other.sizes) < MAX_KEYS // 2:
+                self.sizes |= other.sizes
         yield "[[rule]]"
         when, names = self.places(pairing)
         if when:
