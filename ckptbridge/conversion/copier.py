@@ -4,22 +4,28 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 from ckptbridge.conversion.cast import CastCount
-from ckptbridge.conversion.gather import Run
+from ckptbridge.conversion.gather import Box, Piece, Run
 from ckptbridge.conversion.plan import OutputFile, Record
 from ckptbridge.conversion.sources import SourceFiles
-from ckptbridge.conversion.tally import Tally
-from ckptbridge.conversion.words import fill, record_pieces
+from ckptbridge.conversion.tally import Seen, Tally
+from ckptbridge.conversion.words import Filled, fill, record_pieces
 from ckptbridge.conversion.worker import Worker
 from ckptbridge.conversion.writeback import Writeback
 from ckptbridge.formats.tensors import Place
 
 # What a kernel or file system says when it cannot copy between these two files.
 _CANNOT = {errno.ENOSYS, errno.EXDEV, errno.EINVAL, errno.EOPNOTSUPP, errno.EBADF, errno.EPERM}
+_GATHERERS = 2
+_AHEAD = 4  # pieces gathered in advance
 _WAITING = 4  # buffers that may wait to be written
 _STEP = 32 << 20  # bytes a copy moves at a time, so that progress shows and signals are seen
 
@@ -30,13 +36,81 @@ def write_file(file: OutputFile, fd: int, files: SourceFiles, tally: Tally) -> C
     for offset, data in file.layout.fixed:
         write_at(fd, data, offset)
     lost = CastCount()
-    # Gathering here and writing there: the two take about as long, and the kernel writes one file on one thread.
-    with Worker("writer", _WAITING) as worker:
+    # Gathering on two threads and writing on another: the kernel writes one file on one thread.
+    with Worker("writer", _WAITING) as worker, ThreadPoolExecutor(_GATHERERS, "gather") as pool:
         output = Output(fd, worker, tally)
-        for record, places in zip(file.records, file.layout.places, strict=True):
-            lost += _write_record(record, places, files, tally, output)
-            worker.put(partial(files.release, record.sources))
+        pieces = _pieces(file)
+        for at, filled in ahead(pool, partial(_fill, files), pieces, _AHEAD):
+            if at.first:
+                seen = tally.begin(at.record)
+            lost += _place(at, filled, files, seen, output)
+            if at.last:
+                tally.end(at.record, seen)
+                worker.put(partial(files.release, at.record.sources))
     return lost
+
+
+@dataclass(frozen=True, slots=True)
+class _At:
+    """A piece of a record (none of an empty tensor), where the record goes, and whether it is its first or last."""
+
+    record: Record
+    places: Sequence[Place]
+    piece: Piece | None
+    first: bool
+    last: bool
+
+
+def _pieces(file: OutputFile) -> Iterator[_At]:
+    for record, places in zip(file.records, file.layout.places, strict=True):
+        first = True
+        held: Piece | None = None
+        for piece in record_pieces(record):
+            if held is not None:
+                yield _At(record, places, held, first, False)
+                first = False
+            held = piece
+        yield _At(record, places, held, first, True)
+
+
+def _fill(files: SourceFiles, at: _At) -> Filled | None:
+    return fill(at.record, at.piece, files) if isinstance(at.piece, Box) else None
+
+
+_Item = TypeVar("_Item")
+_Made = TypeVar("_Made")
+
+
+def ahead(
+    pool: ThreadPoolExecutor, make: Callable[[_Item], _Made], items: Iterable[_Item], count: int
+) -> Iterator[tuple[_Item, _Made]]:
+    """Each item with what ``make`` gives for it, in order, at most ``count`` of them made in advance."""
+    waiting: deque[tuple[_Item, Future[_Made]]] = deque()
+    for item in items:
+        waiting.append((item, pool.submit(make, item)))
+        if len(waiting) > count:
+            item, made = waiting.popleft()
+            yield item, made.result()
+    for item, made in waiting:
+        yield item, made.result()
+
+
+def _place(at: _At, filled: Filled | None, files: SourceFiles, seen: Seen, output: Output) -> CastCount:
+    """Have a piece written, and seen by the digest."""
+    if filled is not None:
+        data = filled.data
+        seen.update(data)
+        for start, to, count in _spread(at.places, filled.start, len(data)):
+            output.write(data[start : start + count], to)
+        return filled.lost
+    if isinstance(at.piece, Run):
+        begin = at.piece.dst * at.record.spec.dtype.itemsize
+        for path, offset, nbytes in files.runs(at.record.sources[at.piece.source], at.piece.src, at.piece.numel):
+            for start, to, count in _spread(at.places, begin, nbytes):
+                output.copy(files, path, offset + start, to, count)
+            seen.update(files.view(path, offset, nbytes))
+            begin += nbytes
+    return CastCount()
 
 
 def write_at(fd: int, data: bytes | memoryview, offset: int) -> None:
@@ -46,31 +120,6 @@ def write_at(fd: int, data: bytes | memoryview, offset: int) -> None:
         done = os.pwrite(fd, view, offset)
         view = view[done:]
         offset += done
-
-
-def _write_record(
-    record: Record, places: Sequence[Place], files: SourceFiles, tally: Tally, output: Output
-) -> CastCount:
-    lost = CastCount()
-    itemsize = record.spec.dtype.itemsize
-    with tally.record(record) as seen:
-        for piece in record_pieces(record):
-            if isinstance(piece, Run):
-                source = record.sources[piece.source]
-                start = piece.dst * itemsize
-                for path, offset, nbytes in files.runs(source, piece.src, piece.numel):
-                    for at, to, count in _spread(places, start, nbytes):
-                        output.copy(files, path, offset + at, to, count)
-                    seen.update(files.view(path, offset, nbytes))
-                    start += nbytes
-            else:
-                filled = fill(record, piece, files)
-                lost += filled.lost
-                data = filled.data
-                seen.update(data)
-                for at, to, count in _spread(places, filled.start, len(data)):
-                    output.write(data[at : at + count], to)
-    return lost
 
 
 def _spread(places: Sequence[Place], start: int, nbytes: int) -> Iterator[tuple[int, int, int]]:

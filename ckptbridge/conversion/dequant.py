@@ -8,6 +8,7 @@ A word has 256 values, so a block is one table look-up.
 from __future__ import annotations
 
 from functools import lru_cache
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -68,18 +69,19 @@ def _rectangle_words(
     words: Words = np.ndarray((r1 - r0, c1 - c0), np.uint8, files.map(segment.path), at, (columns, 1))
     result = np.empty((r1 - r0, c1 - c0), target.word)
     lost = CastCount()
-    scales = _scales(scale, files)
-    for block_row in range(r0 // scale.rows, -(-r1 // scale.rows)):
-        tables, losses = _tables(scales[block_row, c0 // scale.columns : -(-c1 // scale.columns)], target)
-        top = max(block_row * scale.rows, r0) - r0
-        bottom = min((block_row + 1) * scale.rows, r1) - r0
-        for k, block_column in enumerate(range(c0 // scale.columns, -(-c1 // scale.columns))):
-            left = max(block_column * scale.columns, c0) - c0
-            right = min((block_column + 1) * scale.columns, c1) - c0
-            tile = words[top:bottom, left:right]
-            result[top:bottom, left:right] = tables[k][tile]
-            if losses[k] is not None:
-                lost += _lost(tile, losses[k])
+    block_rows = range(r0 // scale.rows, -(-r1 // scale.rows))
+    block_columns = range(c0 // scale.columns, -(-c1 // scale.columns))
+    # All look-up tables of the rectangle at once: building them is short only when numpy does many together.
+    own = _scales(scale, files)[block_rows.start : block_rows.stop, block_columns.start : block_columns.stop]
+    tables, losses = _tables(own.reshape(-1), target)
+    for k, (row, column) in enumerate(product(block_rows, block_columns)):
+        across = slice(max(column * scale.columns, c0) - c0, min((column + 1) * scale.columns, c1) - c0)
+        down = slice(max(row * scale.rows, r0) - r0, min((row + 1) * scale.rows, r1) - r0)
+        tile = words[down, across]
+        # All indices are bytes, so none is out of range; "clip" spares numpy the check and a buffer.
+        np.take(tables[k], tile, out=result[down, across], mode="clip")
+        if losses is not None:
+            lost += _lost(tile, losses[k])
     return result, lost
 
 
@@ -100,23 +102,23 @@ def _float8_values() -> npt.NDArray[np.float32]:
     return words.view(np.float32)
 
 
-def _tables(scales: npt.NDArray[np.float32], target: DType) -> tuple[list[Words], list[Words | None]]:
-    """For each scale: the target words of all 256 source words, and which of these lose their value."""
+def _tables(scales: npt.NDArray[np.float32], target: DType) -> tuple[Words, Words | None]:
+    """For each scale the target words of all 256 source words; and which of these lose their value, if any do.
+
+    The second array holds 1 where a finite product became infinite and 2 where a non-zero one became zero.
+    """
     values = _float8_values()
     with np.errstate(all="ignore"):
         products = values[None, :] * scales[:, None]
     flat, _ = cast_words(np.ascontiguousarray(products).reshape(-1).view(np.uint32), _FLOAT32, target)
-    tables = list(flat.reshape(products.shape))
     back, _ = cast_words(flat, target, _FLOAT32) if target.itemsize <= 4 else (products.view(np.uint32), None)
     result = back.reshape(-1).view(np.float32).reshape(products.shape)
     finite = np.isfinite(values)[None, :] & np.isfinite(scales)[:, None]
     nonzero = (values != 0)[None, :] & (scales != 0)[:, None]
     code = (finite & np.isinf(result)).astype(np.uint8) + 2 * (finite & nonzero & (result == 0)).astype(np.uint8)
-    return tables, [row if row.any() else None for row in code]
+    return flat.reshape(products.shape), code if code.any() else None
 
 
-def _lost(tile: Words, code: Words | None) -> CastCount:
-    if code is None:
-        return CastCount()
+def _lost(tile: Words, code: Words) -> CastCount:
     counts = np.bincount(tile.reshape(-1), minlength=256)
     return CastCount(int(counts[code == 1].sum()), int(counts[code == 2].sum()))

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 
 from ckptbridge.conversion.digests import new_hasher
 from ckptbridge.conversion.plan import Record
@@ -43,14 +42,14 @@ class Tally:
         if self._progress is not None:
             self._progress(nbytes)
 
-    @contextmanager
-    def record(self, record: Record) -> Iterator[Seen]:
-        """The bytes of one target tensor, in order."""
-        name = record.spec.name
+    def begin(self, record: Record) -> Seen:
+        """Takes the bytes of one target tensor, in order; :meth:`end` when they have all passed."""
         digest = self._algorithm != "none" and self._known(record) is None
-        seen = Seen(self._worker, self._algorithm if digest else "", self._with_crc)
-        yield seen
-        self._worker.put(lambda: self._finish(name, seen))
+        return Seen(self._worker, self._algorithm if digest else "", self._with_crc)
+
+    def end(self, record: Record, seen: Seen) -> None:
+        """All bytes of the record have passed."""
+        self._worker.put(lambda: self._finish(record.spec.name, seen))
 
     def _finish(self, name: str, seen: Seen) -> None:
         if seen.hasher is not None:
