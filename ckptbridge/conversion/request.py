@@ -10,14 +10,14 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from ckptbridge.conversion import provenance
 from ckptbridge.conversion.plan import Direction
 from ckptbridge.errors import ConfigError, UsageError
 from ckptbridge.formats.detect import open_inventory
 from ckptbridge.formats.tensors import Inventory
-from ckptbridge.tables import catalog
+from ckptbridge.tables import catalog, generic
 from ckptbridge.tables.expand import Expansion, choose_roots, expand
 from ckptbridge.tables.proof import prove
 from ckptbridge.tables.table import Table, load_table
@@ -73,11 +73,17 @@ def understand(request: Request) -> Understood:
     Raises the error family: what cannot be known from source, config and options is never assumed.
     """
     inventory = open_inventory(request.source, request.key)
-    _check_direction(request, inventory)
+    if request.key is not None and inventory.format != "bin":
+        raise UsageError(
+            f"Only a .bin holds several state dicts, and the source is {inventory.format}.",
+            remedy="Leave --key out.",
+            option="--key",
+        )
     carried = provenance.read(inventory, request.source)
+    _check_direction(request, inventory, carried)
     config = find_config(request, carried)
     table = find_table(request, config, carried)
-    side = "pt" if request.direction == "pt2ms" else "ms"
+    side: Literal["pt", "ms"] = "pt" if request.direction == "pt2ms" else "ms"
     notes = list(inventory.notes)
     layout = dict(request.layout)
     roots: Mapping[str, str] = {}
@@ -89,12 +95,16 @@ def understand(request: Request) -> Understood:
                 f"The table {table.name} has changed since this checkpoint was written "
                 f"({carried.table_digest[:19]}... then, {table.digest[:19]}... now)."
             )
-    expansion = expand(table, config or {}, layout, choose_roots(table, side, inventory.tensors.keys(), roots))
+    if table is generic.TABLE:
+        shapes = {name: tensor.spec.shape for name, tensor in inventory.tensors.items()}
+        expansion = generic.expand_generic(side, shapes, layout)
+    else:
+        expansion = expand(table, config or {}, layout, choose_roots(table, side, inventory.tensors.keys(), roots))
     prove(expansion)
     return Understood(request.direction, inventory, config, expansion, carried, tuple(notes))
 
 
-def _check_direction(request: Request, inventory: Inventory) -> None:
+def _check_direction(request: Request, inventory: Inventory, carried: provenance.Carried | None) -> None:
     if request.direction == "pt2ms" and inventory.format == "ckpt":
         raise UsageError(
             "The source is a MindSpore .ckpt, and pt2ms reads PyTorch checkpoints.",
@@ -105,6 +115,14 @@ def _check_direction(request: Request, inventory: Inventory) -> None:
         raise UsageError(
             "The source is a PyTorch .bin, and ms2pt reads MindSpore checkpoints.",
             remedy="Use 'ckptbridge convert pt2ms'.",
+            file=request.source,
+        )
+    written = carried.record.get("direction") if carried is not None else None
+    if written == request.direction:
+        back, side = ("ms2pt", "MindSpore") if written == "pt2ms" else ("pt2ms", "PyTorch")
+        raise UsageError(
+            f"The source was written by {written}, so it is the {side} side already.",
+            remedy=f"Use 'ckptbridge convert {back}'.",
             file=request.source,
         )
 
@@ -160,14 +178,17 @@ def find_table(request: Request, config: Mapping[str, Any] | None, carried: prov
                 remedy="Give that table with --mapping FILE.",
                 file=request.source,
             )
-        return catalog.find(family, target)
+        return generic.TABLE if carried.table == generic.TABLE.name else catalog.find(family, target)
     model_type = (config or {}).get("model_type")
+    if target == generic.TARGET and model_type not in catalog.model_types():
+        return generic.TABLE
     if not isinstance(model_type, str):
         raise UsageError(
             "The model type is not known: there is no config.json beside the weights."
             if config is None
             else "The model type is not known: the config has no 'model_type'.",
-            remedy="Give the model's config.json with --config, or a table of your own with --mapping.",
+            remedy="Give the model's config.json with --config, or a table of your own with --mapping; "
+            "for a network of torch.nn layers that no family covers, give --target nn.",
             file=request.source,
         )
     return catalog.find(model_type, target)
