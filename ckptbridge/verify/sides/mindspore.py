@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import tempfile
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
@@ -14,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ckptbridge.errors import BackendError, CoverageError, FormatError, ShapeError, UsageError
+from ckptbridge.formats.detect import open_inventory
 from ckptbridge.verify.nets.families import model_spec
 from ckptbridge.verify.nets.layouts import decoder_layout
 from ckptbridge.verify.nets.spec import DecoderSpec, EncoderSpec
@@ -122,8 +122,8 @@ def load(
 
     The network is built from ``config`` in the file's own dtypes and loaded strictly; only then is
     anything cast to ``dtype``. Raises CoverageError when a tensor is missing or unexpected, ShapeError
-    when one has not the shape that the config asks for, FormatError when MindSpore cannot read the file,
-    BackendError when MindSpore or the device is missing.
+    when one has not the shape that the config asks for, FormatError when MindSpore cannot read the file
+    (or this tool's own reader finds it damaged), BackendError when MindSpore or the device is missing.
     """
     ms = _mindspore(device)
     if dtype not in ("float64", "float32", "float16", "bfloat16"):
@@ -173,42 +173,22 @@ def _mindspore(device: str) -> Any:
 
 def _load_files(ms: Any, path: Path) -> dict[str, Any]:
     """Name to Parameter of all files of ``path``. Strings (``append_info`` and the like) are left out."""
+    inventory = open_inventory(path)
+    if inventory.format == "bin":
+        raise FormatError(
+            "This is a PyTorch file, and the MindSpore side is asked for.",
+            remedy="Name the PyTorch checkpoint first and the MindSpore one second.",
+            file=path,
+        )
     loaded: dict[str, Any] = {}
-    for file in _files(path):
-        for name, value in _load_file(ms, file).items():
-            if isinstance(value, str):
-                continue
-            if name in loaded:
-                raise FormatError("A tensor stands in two files of one checkpoint.", tensor=name, file=file)
-            loaded[name] = value
+    for file in inventory.files:
+        values = _load_file(ms, file, inventory.format)
+        loaded |= {name: value for name, value in values.items() if not isinstance(value, str)}
     return loaded
 
 
-def _files(path: Path) -> list[Path]:
-    if not path.is_dir():
-        return [path]
-    index = sorted(path.glob("*.safetensors.index.json"))
-    if index:
-        shards = json.loads(index[0].read_text(encoding="utf-8"))["weight_map"].values()
-        return [path / shard for shard in sorted(set(shards))]
-    kinds = [sorted(path.glob(f"*.{suffix}")) for suffix in ("ckpt", "safetensors")]
-    if bool(kinds[0]) == bool(kinds[1]):
-        raise FormatError(
-            "This directory holds " + ("both .ckpt and safetensors files." if kinds[0] else "no MindSpore checkpoint."),
-            remedy="Name the file itself.",
-            file=path,
-        )
-    return kinds[0] or kinds[1]
-
-
-def _load_file(ms: Any, file: Path) -> dict[str, Any]:
+def _load_file(ms: Any, file: Path, kind: str) -> dict[str, Any]:
     """``mindspore.load_checkpoint`` of one file. It goes by the name's suffix, so it gets a link with the right one."""
-    try:
-        with file.open("rb") as stream:
-            head = stream.read(9)
-    except OSError as error:
-        raise FormatError(f"The MindSpore checkpoint cannot be opened: {error.strerror}.", file=file) from error
-    kind = "safetensors" if head[8:9] == b"{" else "ckpt"
     with tempfile.TemporaryDirectory(prefix="ckptbridge-") as folder:
         link = Path(folder) / f"weights.{kind}"
         link.symlink_to(file.resolve())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -14,6 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ckptbridge.errors import BackendError, ConfigError, CoverageError, FormatError, UnsupportedError, UsageError
+from ckptbridge.formats.detect import open_inventory
+from ckptbridge.formats.lazy import read_words
+from ckptbridge.formats.tensors import Inventory
 from ckptbridge.verify.sides.stages import Stages, check_tokens
 
 _SHOWN = 5
@@ -67,13 +71,20 @@ def _longest(config: Any) -> int:
     return 0
 
 
-def load(path: Path, config: Mapping[str, Any] | None = None, dtype: str = "float64", device: str = "cpu") -> PtSide:
-    """Load ``path`` (a Hugging Face directory, or one .safetensors or .bin file) with transformers.
+def load(
+    path: Path,
+    config: Mapping[str, Any] | None = None,
+    dtype: str = "float64",
+    device: str = "cpu",
+    key: str | None = None,
+) -> PtSide:
+    """Load ``path`` (a Hugging Face directory, or one safetensors or .bin file) with transformers.
 
-    ``config`` is the parsed config.json; None takes the one beside the weights. Attention is eager, the
-    model in eval mode and in ``dtype``. Raises CoverageError when anything is missing or unexpected,
-    UnsupportedError for a model that transformers does not have, BackendError when torch or transformers
-    is missing.
+    ``config`` is the parsed config.json; None takes the one beside the weights. ``key`` chooses among a
+    .bin's nested state dicts. Attention is eager, the model in eval mode and in ``dtype``. Raises
+    CoverageError when anything is missing, unexpected or of another shape, UnsupportedError for a model
+    that transformers does not have, FormatError for files that cannot be loaded, BackendError when torch
+    or transformers is missing.
     """
     torch, transformers = _backends()
     if dtype not in ("float64", "float32", "float16", "bfloat16"):
@@ -87,22 +98,35 @@ def load(path: Path, config: Mapping[str, Any] | None = None, dtype: str = "floa
         )
     settings.pop("auto_map", None)  # transformers' own classes, never code beside the weights
     chosen = _model_class(transformers, settings)
+    inventory = open_inventory(path, key)
+    if inventory.format == "ckpt":
+        raise FormatError(
+            "This is a MindSpore file, and the PyTorch side is asked for.",
+            remedy="Name the PyTorch checkpoint first and the MindSpore one second.",
+            file=path,
+        )
+    options = {
+        "dtype": getattr(torch, dtype),
+        "attn_implementation": "eager",
+        "experts_implementation": "eager",
+        "output_loading_info": True,
+        "ignore_mismatched_sizes": True,  # they are reported, and refused below
+    }
     with tempfile.TemporaryDirectory(prefix="ckptbridge-") as folder, _quiet(transformers):
-        _stage(path, settings, Path(folder))
+        (Path(folder) / "config.json").write_text(json.dumps(settings), encoding="utf-8")
         try:
-            model, info = chosen.from_pretrained(
-                folder,
-                dtype=getattr(torch, dtype),
-                attn_implementation="eager",
-                experts_implementation="eager",
-                output_loading_info=True,
-                ignore_mismatched_sizes=True,  # they are reported, and refused below
-                local_files_only=True,
-            )
+            by_file = _own_names(torch, inventory)
+            if set(by_file) == set(inventory.tensors):
+                _link(inventory, by_file, Path(folder))
+                model, info = chosen.from_pretrained(folder, local_files_only=True, **options)
+            else:  # a wrapped state dict, or names with a prefix, which transformers does not look through
+                made = transformers.AutoConfig.from_pretrained(folder)
+                model, info = chosen.from_pretrained(
+                    None, config=made, state_dict=_state_dict(torch, inventory), **options
+                )
         except (OSError, ValueError, RuntimeError, KeyError, TypeError, AttributeError) as error:
-            raise FormatError(
-                f"transformers cannot load this checkpoint: {str(error).strip().splitlines()[0][:300]}", file=path
-            ) from error
+            text = str(error).strip().splitlines() or [type(error).__name__]
+            raise FormatError(f"transformers cannot load this checkpoint: {text[0][:300]}", file=path) from error
     _check(path, info)
     model = model.to(device=device, dtype=getattr(torch, dtype)).eval()
     if dtype == "float64":
@@ -171,21 +195,44 @@ def _model_class(transformers: Any, settings: Mapping[str, Any]) -> Any:
     return transformers.AutoModel if model_type in _ENCODERS else transformers.AutoModelForCausalLM
 
 
-def _stage(path: Path, settings: Mapping[str, Any], folder: Path) -> None:
-    """Fill ``folder`` with the config and links to the weights, under the names that transformers looks for."""
-    (folder / "config.json").write_text(json.dumps(settings), encoding="utf-8")
-    if path.is_dir():
-        for file in path.iterdir():
-            if file.suffix in (".safetensors", ".bin") or file.name.endswith(".index.json"):
-                (folder / file.name).symlink_to(file.resolve())
-        return
-    try:
-        with path.open("rb") as stream:
-            head = stream.read(9)
-    except OSError as error:
-        raise FormatError(f"The PyTorch checkpoint cannot be opened: {error.strerror}.", file=path) from error
-    name = "model.safetensors" if head[8:9] == b"{" else "pytorch_model.bin"
-    (folder / name).symlink_to(path.resolve())
+def _own_names(torch: Any, inventory: Inventory) -> dict[str, Path]:
+    """Tensor name to file, as torch and safetensors themselves see the files; empty when torch refuses one."""
+    found: dict[str, Path] = {}
+    for file in inventory.files:
+        if inventory.format == "safetensors":
+            from safetensors import safe_open
+
+            with safe_open(file, "np") as opened:
+                names = list(opened.keys())
+        else:
+            try:
+                names = list(torch.load(file, map_location="meta", weights_only=True))
+            except (pickle.UnpicklingError, RuntimeError, TypeError, ValueError, EOFError):
+                return {}
+        found |= dict.fromkeys(names, file)
+    return found
+
+
+def _link(inventory: Inventory, by_file: Mapping[str, Path], folder: Path) -> None:
+    """Links to the files under the names that transformers looks for; the files may have any names."""
+    stem, suffix = ("model", "safetensors") if inventory.format == "safetensors" else ("pytorch_model", "bin")
+    files = inventory.files
+    names = {file: f"{stem}-{k:05}-of-{len(files):05}.{suffix}" for k, file in enumerate(files, 1)}
+    if len(files) == 1:
+        names = {files[0]: f"{stem}.{suffix}"}
+    else:
+        index = {"metadata": {}, "weight_map": {name: names[file] for name, file in by_file.items()}}
+        (folder / f"{stem}.{suffix}.index.json").write_text(json.dumps(index), encoding="utf-8")
+    for file, name in names.items():
+        (folder / name).symlink_to(file.resolve())
+
+
+def _state_dict(torch: Any, inventory: Inventory) -> dict[str, Any]:
+    tensors = {}
+    for name, source in inventory.tensors.items():
+        words = torch.from_numpy(read_words(source))
+        tensors[name] = words.view(getattr(torch, source.spec.dtype.torch))
+    return tensors
 
 
 def _check(path: Path, info: Mapping[str, Any]) -> None:
