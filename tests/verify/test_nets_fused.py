@@ -305,6 +305,28 @@ def glm_legacy(llama: Weights, fused: bool) -> Weights:
     return out
 
 
+def even_rows_first(llama: Weights, dim: int) -> Weights:
+    """The rows of each query and key head: 0, 2, 4 ... then 1, 3, 5 ..."""
+    order = [*range(0, dim, 2), *range(1, dim, 2)]
+    out = dict(llama)
+    for name, value in llama.items():
+        if ".q_proj." in name or ".k_proj." in name:
+            heads = range(len(value) // dim)
+            out[name] = np.concatenate([value[n * dim : (n + 1) * dim][order] for n in heads])
+    return out
+
+
+@pytest.mark.parametrize("qkv", ["fused", "split"])
+def test_glm_legacy_with_rearranged_rope(tmp_path: Path, qkv: str) -> None:
+    config, published, expected = reference("glm4", tmp_path)
+    llama = unfused(published, 2, 16)
+    layout = {"qkv": qkv, "rope": "halves"}
+    weights = glm_legacy(even_rows_first(llama, 16), qkv == "fused")
+    assert np.abs(logits(tmp_path, weights, config, "mindformers-legacy", **layout) - expected).max() < EXACT
+    weights = glm_legacy(llama, qkv == "fused")
+    assert np.abs(logits(tmp_path, weights, config, "mindformers-legacy", **layout) - expected).max() > WRONG
+
+
 @pytest.mark.parametrize("qkv", ["fused", "split"])
 def test_glm4_legacy(tmp_path: Path, qkv: str) -> None:
     config, published, expected = reference("glm4", tmp_path)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import mindspore as ms
+import numpy as np
 from mindspore import ops
 
 from ckptbridge.verify.nets.norms import Norm
@@ -30,8 +31,14 @@ class Positions:
 
 
 def positions(
-    rope: Rope | None, attention: GroupedAttention | LatentAttention, window: int | None, length: int, weights: Weights
+    rope: Rope | None,
+    attention: GroupedAttention | LatentAttention,
+    halved: bool,
+    window: int | None,
+    length: int,
+    weights: Weights,
 ) -> Positions:
+    """Tables for ``length`` positions. ``halved``: each head has its even dimensions first, then its odd ones."""
     bias = causal_bias(length, window, weights.wide)
     if isinstance(attention, GroupedAttention) and attention.alibi:
         # slope * (j - i) and slope * j differ by a constant per row, which softmax does not see.
@@ -39,8 +46,13 @@ def positions(
         bias = bias + slopes * ops.cast(ops.arange(length), weights.wide)
     if rope is None:
         return Positions(None, None, False, bias)
-    cos, sin = (ms.Tensor(table, weights.compute) for table in rope_tables(rope, length))
-    return Positions(cos, sin, rope.pairs, bias)
+    cosines, sines = rope_tables(rope, length)
+    if halved and isinstance(attention, GroupedAttention):
+        # The planes that do not turn lie between those that do, so they are turned by nothing.
+        rest = ((0, 0), (0, attention.dim // 2 - rope.dim // 2))
+        cosines, sines = np.pad(cosines, rest, constant_values=1.0), np.pad(sines, rest)
+    cos, sin = ms.Tensor(cosines, weights.compute), ms.Tensor(sines, weights.compute)
+    return Positions(cos, sin, rope.pairs and not halved, bias)
 
 
 class AttentionBlock(Protocol):

@@ -73,6 +73,7 @@ class Decoder:
     blocks: tuple[Block, ...]
     final_norm: Norm
     head: Linear | None  # None: there is no head, or it is the embedding
+    halved_heads: bool
 
     def shapes(self) -> Shapes:
         """Every parameter that the forward reads, with the shape that the config asks for."""
@@ -95,7 +96,10 @@ class Decoder:
         if self.positions:
             x = x + weights.rows(self.positions, ops.arange(length))
         tap("embedding", x)
-        at = {w: positions(spec.rope, spec.attention, w, length, weights) for w in {b.window for b in self.blocks}}
+        at = {
+            window: positions(spec.rope, spec.attention, self.halved_heads, window, length, weights)
+            for window in {block.window for block in self.blocks}
+        }
         for i, block in enumerate(self.blocks):
             attended = block.attention(weights, block.input_norm(weights, x), at[block.window])
             tap(f"layers.{i}.attention", attended)
@@ -138,6 +142,7 @@ def decoder(spec: DecoderSpec, layout: Layout, own_head: bool) -> Decoder:
         blocks=tuple(_block(spec, layout, i) for i in range(spec.layers)),
         final_norm=_norm(spec, layout, layout.final_norm),
         head=head,
+        halved_heads=layout.halved_heads,
     )
 
 

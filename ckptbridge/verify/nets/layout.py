@@ -31,6 +31,8 @@ class Layout:
     mlp_post_norm: str = "post_mlp_layernorm"
     qkv: tuple[str, ...] = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
     qkv_order: Literal["separate", "contiguous", "grouped"] = "separate"
+    # The rows of each q and k head stand even ones first: a RoPE over pairs becomes one over halves.
+    halved_heads: bool = False
     out: str = "self_attn.o_proj"
     q_norm: str = "self_attn.q_norm"
     k_norm: str = "self_attn.k_norm"

@@ -38,7 +38,7 @@ OPTIONS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
         "experts": ("2d", "3d"),
         "mla": ("separate", "fused"),
     },
-    "mindformers-legacy": {"qkv": ("split", "fused")},
+    "mindformers-legacy": {"qkv": ("split", "fused"), "rope": ("pairs", "halves")},
 }
 
 
@@ -113,7 +113,10 @@ def _legacy(spec: DecoderSpec, options: Mapping[str, str]) -> Layout | None:
     # GLM's network has qkv_concat by default, the others not.
     fused = options.get("qkv", "fused" if spec.family in LEGACY_GLM_FAMILIES else "split") == "fused"
     if spec.family in LEGACY_GLM_FAMILIES:
-        return LEGACY_GLM if fused else LEGACY_GLM_SPLIT
+        # use_rearrange_rope: the network turns halves, on weights that were put in that order.
+        return replace(LEGACY_GLM if fused else LEGACY_GLM_SPLIT, halved_heads=options.get("rope") == "halves")
+    if options.get("rope") == "halves":
+        return None
     if spec.family == "internlm2" and fused:
         return LEGACY_INTERNLM2_FUSED
     if spec.family == "gpt2":
