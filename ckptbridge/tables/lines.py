@@ -74,8 +74,11 @@ def pair_lines(a: Shape, b: Shape) -> Iterator[Line]:
 def regroup_lines(a: Shape, b: Shape) -> Iterator[Line]:
     """The lines of :func:`pair_lines` with the rows of ``b`` dealt anew, in twos or threes.
 
-    Such are rotary halves to pairs within a head, and [Q; K; V] to q, k, v within a head.
+    Such are rotary halves to pairs within a head, and [Q; K; V] to q, k, v within a head. Vectors and
+    matrices only: nothing else has heads.
     """
+    if sum(length > 1 for length in a) > 2:
+        return
     for base in pair_lines(a, b):
         rows = base.one.split(" ")[0]
         length = base.sizes.get(rows, 1)

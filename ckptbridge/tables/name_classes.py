@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from math import prod
 
 from ckptbridge.errors import TableError
@@ -34,6 +34,10 @@ class NameClass:
     template: tuple[str | None, ...]
     spec: Spec
     members: Mapping[Key, str]
+    keys: frozenset[Key] = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "keys", frozenset(self.members))
 
     @property
     def shape(self) -> Shape:
@@ -46,10 +50,6 @@ class NameClass:
     @property
     def slots(self) -> int:
         return self.template.count(None)
-
-    @property
-    def keys(self) -> frozenset[Key]:
-        return frozenset(self.members)
 
     def __str__(self) -> str:
         return ".".join("*" if part is None else part for part in self.template)
@@ -76,6 +76,34 @@ def name_classes(tensors: Mapping[str, Spec]) -> list[NameClass]:
     found = [c for (template, spec), members in groups.items() for c in _products(template, spec, members)]
     order = {name: k for k, name in enumerate(tensors)}
     return sorted(found, key=lambda c: min(order[name] for name in c.members.values()))
+
+
+def aligned(a: list[NameClass], b: list[NameClass]) -> tuple[list[NameClass], list[NameClass]]:
+    """The classes, those split whose first numbers go beyond what any class of the other side has.
+
+    So the last layer of one side, which is something else on the other (a prediction layer), stands apart.
+    """
+    a = _cut(a, _first_numbers(b))
+    return a, _cut(b, _first_numbers(a))
+
+
+def _first_numbers(classes: Iterable[NameClass]) -> set[frozenset[int]]:
+    return {frozenset(key[0] for key in c.members) for c in classes if c.slots}
+
+
+def _cut(classes: Iterable[NameClass], known: Collection[frozenset[int]]) -> list[NameClass]:
+    found = []
+    for c in classes:
+        own = frozenset(key[0] for key in c.members) if c.slots else frozenset()
+        inside = [numbers for numbers in known if numbers < own]
+        if not inside or own in known:
+            found.append(c)
+            continue
+        common = max(inside, key=len)
+        for wanted in (True, False):
+            part = {key: name for key, name in c.members.items() if (key[0] in common) is wanted}
+            found += _products(c.template, c.spec, part)
+    return found
 
 
 def condition(index: str, values: Iterable[int], count: int) -> str | None:

@@ -161,7 +161,8 @@ def sums(classes: Iterable[NameClass]) -> Sums:
     found: dict[tuple[NameClass, ...], None] = {}
     for group in groups.values():
         group.sort(key=lambda c: part_order(c.template))
-        for count in (1, 2, 3):
+        found |= dict.fromkeys((c,) for c in group if c.slots)  # what may be stacked
+        for count in (2, 3):
             found |= dict.fromkeys(combinations(group[:_GROUP], count))
     sums: dict[int, list[tuple[NameClass, ...]]] = {}
     for parts in found:

@@ -50,12 +50,18 @@ def canonical(template: tuple[str | None, ...]) -> tuple[str, ...]:
     return tuple(word for part in kept for word in part.replace("_", " ").split())
 
 
-def similarity(a: Sequence[str | None], b: Sequence[str | None]) -> float:
+def shared_words(a: tuple[str | None, ...], b: tuple[str | None, ...]) -> float:
+    """From 0 to 1: how many of the words are in both, whatever their order. Quick, and enough to sort out most."""
+    one, other = frozenset(canonical(a)), frozenset(canonical(b))
+    return len(one & other) / len(one | other)
+
+
+@lru_cache(maxsize=1 << 18)
+def similarity(a: tuple[str | None, ...], b: tuple[str | None, ...]) -> float:
     """From 0 to 1; 1 only for equal names, just below for names that are equal word by word."""
-    if tuple(a) == tuple(b):
+    if a == b:
         return 1.0
-    one, other = canonical(tuple(a)), canonical(tuple(b))
-    return 0.99 * SequenceMatcher(None, one, other, autojunk=False).ratio()
+    return 0.99 * SequenceMatcher(None, canonical(a), canonical(b), autojunk=False).ratio()
 
 
 def part_order(template: Sequence[str | None]) -> int:

@@ -11,13 +11,13 @@ from dataclasses import dataclass, replace
 from itertools import chain, permutations
 
 from ckptbridge.tables.lines import pair_lines, regroup_lines
-from ckptbridge.tables.name_classes import NameClass, Spec, name_classes, writable
+from ckptbridge.tables.name_classes import NameClass, Spec, aligned, name_classes, writable
 from ckptbridge.tables.pairings import Agreement, Alternative, Evidence, Pairing, Probe, Sums, elements, fusings, sums
-from ckptbridge.tables.similarity import canonical, similarity
+from ckptbridge.tables.similarity import canonical, shared_words, similarity
 
 _ALIKE = 0.4  # names less alike than this are not paired
 _CLOSE = 0.1  # a rival this close leaves a pair in doubt
-_TRIED = 100  # candidates of one tensor whose values are looked at
+_TRIED = 40  # candidates of one tensor whose values are looked at
 
 # What only the PyTorch side has, by the last component of its name.
 _NO_COUNTERPART = {
@@ -66,15 +66,15 @@ class _Search:
 
     def __init__(self, pt: Mapping[str, Spec], ms: Mapping[str, Spec], probe: Probe) -> None:
         self.probe = probe
-        self.open = {
-            side: name_classes({name: spec for name, spec in tensors.items() if writable(name)})
-            for side, tensors in (("pt", pt), ("ms", ms))
-        }
+        classes = [name_classes({n: s for n, s in tensors.items() if writable(n)}) for tensors in (pt, ms)]
+        self.open = dict(zip(("pt", "ms"), aligned(*classes), strict=True))
         self.found: list[Pairing] = []
+        self.taken: set[NameClass] = set()
         self.related = False
 
     def take(self, pairing: Pairing) -> None:
         self.found.append(pairing)
+        self.taken.update(pairing.pt, pairing.ms)
         self.related = self.related or pairing.evidence is Evidence.VALUE
         self.open["pt"] = [c for c in self.open["pt"] if c not in pairing.pt]
         self.open["ms"] = [c for c in self.open["ms"] if c not in pairing.ms]
@@ -86,7 +86,7 @@ class _Search:
         for m in list(self.open["ms"]):
             fitting = self.fitting(m)
             plain = ((p, line) for p in fitting for line in pair_lines(p.shape, m.shape))
-            regrouped = ((p, line) for p in fitting[:3] for line in regroup_lines(p.shape, m.shape))
+            regrouped = ((p, line) for p in fitting[:1] for line in regroup_lines(p.shape, m.shape))
             for p, line in chain(plain, regrouped):
                 pairing = Pairing((p,), (m,), line, None, Evidence.VALUE)
                 verdict = self.judge(pairing)
@@ -110,7 +110,7 @@ class _Search:
             sharing.setdefault(p, []).append((score, p, m))
             sharing.setdefault(m, []).append((score, p, m))
         for score, p, m in scored:
-            if p not in self.open["pt"] or m not in self.open["ms"]:
+            if p in self.taken or m in self.taken:
                 continue
             close = 0.99 if score >= 0.99 else score - _CLOSE
             rivals = [
@@ -118,8 +118,7 @@ class _Search:
                 for other, other_p, other_m in (*sharing[p], *sharing[m])
                 if other >= close
                 and (other_p is not p or other_m is not m)
-                and other_p in self.open["pt"]
-                and other_m in self.open["ms"]
+                and self.taken.isdisjoint((other_p, other_m))
             ]
             lines = [*pair_lines(p.shape, m.shape)]
             pairing = Pairing((p,), (m,), lines[0], None, Evidence.NAME)
@@ -137,7 +136,9 @@ class _Search:
     def fitting(self, m: NameClass) -> list[NameClass]:
         """The open PyTorch classes with the numbers and the size of ``m``, the most alike first."""
         found = [p for p in self.open["pt"] if p.numel == m.numel and p.keys == m.keys]
-        return sorted(found, key=lambda p: -similarity(p.template, m.template))[:_TRIED]
+        if len(found) > _TRIED:
+            found = sorted(found, key=lambda p: -shared_words(p.template, m.template))[:_TRIED]
+        return sorted(found, key=lambda p: -similarity(p.template, m.template))
 
     # --- several to one ---
 
@@ -156,6 +157,8 @@ class _Search:
         told = {p.modules: p for p in self.found if p.evidence is Evidence.VALUE}
         for m in list(self.open["ms"]):
             for p in self.fitting(m):
+                if (p.template[:-1], m.template[:-1]) not in told:
+                    continue
                 if canonical(p.template[-1:]) != canonical(m.template[-1:]):
                     continue
                 lines = chain(pair_lines(p.shape, m.shape), regroup_lines(p.shape, m.shape))
@@ -202,7 +205,7 @@ class _Search:
     def fused(self, many_side: str, whole: NameClass, by_size: Sums) -> Iterator[Pairing]:
         """Every way to make ``whole`` of open parts of ``many_side``."""
         for parts in by_size.get(elements(whole), ()):
-            if all(part in self.open[many_side] for part in parts):
+            if self.taken.isdisjoint(parts):
                 for order in permutations(parts):
                     yield from fusings(many_side, order, whole)
 

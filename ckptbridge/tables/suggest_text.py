@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 
 from ckptbridge.errors import UsageError, printable
 from ckptbridge.tables.lines import STACK
@@ -149,10 +150,14 @@ class _Writer:
             yield from ("", f"# {len(names)} {title} tensor(s) without a counterpart; write a rule for each, or")
             yield f'#   [[rule]]  {side} = "NAME"  drop = "why it is not needed"'
             for name in names[:_LISTED]:
-                near = max(others[:_LISTED], key=lambda o: similarity(name.split("."), o.split(".")), default="")
+                near = max(others[:_LISTED], key=partial(_alike, name), default="")
                 yield f"#   {printable(name)}" + (f"    (most alike: {printable(near)})" if near else "")
             if len(names) > _LISTED:
                 yield f"#   and {len(names) - _LISTED} more"
+
+
+def _alike(name: str, other: str) -> float:
+    return similarity(tuple(name.split(".")), tuple(other.split(".")))
 
 
 def _quoted(value: object) -> str:

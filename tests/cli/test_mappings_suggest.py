@@ -301,6 +301,17 @@ def test_layers_that_differ_share_a_rule_with_a_condition(ckptbridge: Run, tmp_p
     assert 'when = "i % 2 == 0"' in text
 
 
+def test_the_last_layer_may_be_something_else(ckptbridge: Run, tmp_path: Path) -> None:
+    """As DeepSeek's prediction layer: number num_hidden_layers on one side, mtp.layers.0 on the other."""
+    pt = {f"model.layers.{i}.q_proj.weight": normal(4, 3, seed=i) for i in range(4)}
+    pt |= {f"model.layers.{i}.mlp.down_proj.weight": normal(3, 4, seed=9 + i) for i in (0, 1)}
+    ms = {name.replace("model", "decoder").replace("q_proj", "linear_q"): a for name, a in pt.items()}
+    ms["mtp.layers.0.linear_q.weight"] = ms.pop("decoder.layers.3.linear_q.weight")
+    found, text = suggested(ckptbridge, tmp_path, pt, ms)
+    assert (found["rules"], found["verified_by_value"]) == (3, 3)
+    assert 'pt = "model.layers.3.q_proj.weight"\nms = "mtp.layers.0.linear_q.weight"' in text
+
+
 # --- what values do not decide ---------------------------------------------------------------
 
 
