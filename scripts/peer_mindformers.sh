@@ -18,7 +18,7 @@ if ! { [ -f "$stamp" ] && [ "$(cat "$stamp")" = "$want" ]; }; then
         exit 2
     fi
     [ -x .venv-peer/bin/python ] || "$python" -m venv .venv-peer
-    pip() { .venv-peer/bin/python -m pip --disable-pip-version-check --quiet "$@"; }
+    pip() { .venv-peer/bin/python -m pip --disable-pip-version-check --quiet --quiet "$@"; }
     # MindFormers 2.1.0 asks for MindSpore 2.11 and pyarrow 23; on 2.10 its import takes these.
     pip install mindspore==2.10.0 numpy==1.26.4 transformers==5.24.0 'pyarrow<22' 'opencv-python-headless<4.12' \
         deprecated ftfy jieba rouge_chinese sentencepiece tiktoken setproctitle tensorboardX datasets pybind11 pyyaml \

@@ -28,13 +28,14 @@ _NO_COUNTERPART = {
 
 @dataclass(frozen=True, slots=True)
 class Suggestion:
-    """What was found. ``tied`` are a side's classes and the PyTorch tensor that each equals; ``dropped`` have a reason.
+    """What was found: ``pairings`` in the order of the PyTorch names, and what stands outside of them.
 
-    ``left_pt`` and ``left_ms`` are names without a counterpart; ``related`` whether any values agree.
+    ``tied`` are (side, name, the PyTorch name that it equals); ``dropped`` are classes and why they have no
+    counterpart; ``left_pt`` and ``left_ms`` are the names left over; ``related`` says whether any values agree.
     """
 
     pairings: tuple[Pairing, ...]
-    tied: tuple[tuple[str, str, str], ...]  # side, name, the PyTorch name that it equals
+    tied: tuple[tuple[str, str, str], ...]
     dropped: tuple[tuple[NameClass, str], ...]
     left_pt: tuple[str, ...]
     left_ms: tuple[str, ...]

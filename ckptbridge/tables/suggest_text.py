@@ -13,6 +13,7 @@ from ckptbridge.tables.pairings import Evidence, Pairing
 from ckptbridge.tables.rules import DTYPE_NAMES
 from ckptbridge.tables.sections import MAX_KEYS
 from ckptbridge.tables.similarity import similarity
+from ckptbridge.tables.sources import MAX_BYTES
 from ckptbridge.tables.suggest import Suggestion
 from ckptbridge.tables.table import MAX_RULES
 
@@ -23,15 +24,17 @@ _LISTED = 200  # names left over that are listed
 def to_toml(found: Suggestion, sources: tuple[str, str]) -> str:
     """The table's text; ``sources`` are what the two checkpoints are called in it.
 
-    Raises UsageError when there would be more rules than a table may have.
+    Raises UsageError when it would have more rules, or more text, than a table may have.
     """
-    rules = len(found.pairings) + len(found.tied) + sum(len(c.members) for c, _ in found.dropped)
-    if rules > MAX_RULES:
+    text = "\n".join(_Writer(found).lines(sources)) + "\n"
+    rules = text.count("\n[[rule]]\n")
+    nbytes = len(text.encode())
+    if rules > MAX_RULES or nbytes > MAX_BYTES:
         raise UsageError(
-            f"The table would have {rules} rules, and {MAX_RULES} are read.",
-            remedy="Only what differs in dotted numbers (layers.0., layers.1.) shares a rule; script the table.",
+            f"The table would have {rules} rules in {nbytes} bytes, and {MAX_RULES} in {MAX_BYTES} are read.",
+            remedy="Only names that differ in dotted numbers (layers.0., layers.1.) share a rule; script the table.",
         )
-    return "\n".join(_Writer(found).lines(sources)) + "\n"
+    return text
 
 
 class _Writer:

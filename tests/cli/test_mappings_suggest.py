@@ -378,6 +378,16 @@ def test_the_table_goes_to_standard_output(ckptbridge: Run, tmp_path: Path) -> N
     assert "1 rule(s), unproved: 1 verified by value" in ran.err
 
 
+def test_more_than_a_table_may_hold_is_refused(ckptbridge: Run, tmp_path: Path) -> None:
+    arrays = {f"net.part{'x' * 40}{k}a.weight": normal(2, 3, seed=k) for k in range(1600)}
+    save_file(arrays, tmp_path / "a.safetensors")
+    out = tmp_path / "out.toml"
+    ran = ckptbridge("mappings", "suggest", tmp_path / "a.safetensors", tmp_path / "a.safetensors", "-o", out)
+    assert ran.code == 2
+    assert "1600 rules" in ran.err
+    assert not out.exists()
+
+
 def test_suggest_says_what_is_wrong(ckptbridge: Run, tmp_path: Path) -> None:
     here, other = tmp_path / "a.safetensors", tmp_path / "b.safetensors"
     save_file({"a": normal(3, 2)}, here)
