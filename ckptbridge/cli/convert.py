@@ -9,13 +9,13 @@ from typing import Any, TypeVar
 
 import click
 
-from ckptbridge.cli.options import KeyValue, Size
+from ckptbridge.cli.options import KeyValue, Size, unique_keys
 from ckptbridge.conversion.plan import Direction
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
 _OPTIONS: list[Callable[[Any], Any]] = [
-    click.argument("source", metavar="SRC", type=click.Path(exists=True, path_type=Path)),
+    click.argument("source", metavar="SRC", type=click.Path(path_type=Path)),
     click.argument("destination", metavar="DST", type=click.Path(path_type=Path)),
     click.option("--target", metavar="NAME", help="The MindSpore side's convention. Example: --target mindformers"),
     click.option(
@@ -23,6 +23,7 @@ _OPTIONS: list[Callable[[Any], Any]] = [
         metavar="KEY=VALUE",
         type=KeyValue(),
         multiple=True,
+        callback=unique_keys,
         help="A variant of the target; repeatable. Example: --layout attention=contiguous",
     ),
     click.option(
@@ -77,6 +78,7 @@ _OPTIONS: list[Callable[[Any], Any]] = [
         metavar="KEY=VALUE",
         type=KeyValue(),
         multiple=True,
+        callback=unique_keys,
         help="A note to embed in the output; repeatable. Example: --provenance run=42",
     ),
     click.option("--overwrite", is_flag=True, help="Replace a former output. Example: SRC DST --overwrite"),
@@ -161,7 +163,7 @@ def _convert(direction: Direction, *, dry_run: bool, as_json: bool, quiet: bool,
         source=options["source"],
         destination=options["destination"],
         target=options["target"],
-        layout=dict(options["layout"]),
+        layout=options["layout"],
         mapping=options["mapping"],
         config=options["config"],
         format=options["format_"],
@@ -171,7 +173,7 @@ def _convert(direction: Direction, *, dry_run: bool, as_json: bool, quiet: bool,
         allow_missing=options["allow_missing"],
         allow_unexpected=options["allow_unexpected"],
         allow_overflow=options["allow_overflow"],
-        provenance=dict(options["provenance"]),
+        provenance=options["provenance"],
         overwrite=options["overwrite"],
         crc=options["crc"],
         digest=options["digest"],

@@ -12,7 +12,7 @@ from typing import NoReturn
 import click
 
 from ckptbridge import __version__
-from ckptbridge.errors import CkptBridgeError, InterruptedByUser
+from ckptbridge.errors import CkptBridgeError, InterruptedByUser, UsageError
 
 # Subcommands are imported when they are called, so that --help stays quick.
 _COMMANDS = {
@@ -68,10 +68,15 @@ def main(args: Sequence[str] | None = None) -> NoReturn:
     except click.ClickException as e:
         e.show()
         code = 2
+        if "--json" in arguments:
+            _print_json(UsageError(e.format_message(), remedy="See --help."))
     except CkptBridgeError as e:
         if "--debug" in arguments:
             raise
-        code = _report(e, "--json" in arguments)
+        click.echo(f"error: {e}", err=True)
+        code = e.exit_code
+        if "--json" in arguments:
+            _print_json(e)
     except BrokenPipeError:
         # Whoever read our output has gone; say nothing more, and let no flush fail at exit.
         sys.stdout = sys.stderr = open("/dev/null", "w")  # noqa: SIM115, PTH123
@@ -79,13 +84,10 @@ def main(args: Sequence[str] | None = None) -> NoReturn:
     sys.exit(code if isinstance(code, int) else 0)
 
 
-def _report(e: CkptBridgeError, as_json: bool) -> int:
-    if as_json:
-        import json
+def _print_json(e: CkptBridgeError) -> None:
+    import json
 
-        click.echo(json.dumps({"error": e.to_dict()}, ensure_ascii=False))
-    click.echo(f"error: {e}", err=True)
-    return e.exit_code
+    click.echo(json.dumps({"error": e.to_dict()}, ensure_ascii=False))
 
 
 if __name__ == "__main__":

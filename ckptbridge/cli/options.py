@@ -31,6 +31,16 @@ class KeyValue(click.ParamType):  # type: ignore[type-arg]
         return key.strip(), rest.strip()
 
 
+def unique_keys(ctx: click.Context, param: click.Parameter, pairs: tuple[tuple[str, str], ...]) -> dict[str, str]:
+    """The callback of a repeatable :class:`KeyValue` option: a dict, if no key is given twice."""
+    found: dict[str, str] = {}
+    for key, value in pairs:
+        if key in found:
+            raise click.BadParameter(f"'{key}' is given twice.", ctx, param)
+        found[key] = value
+    return found
+
+
 class Size(click.ParamType):  # type: ignore[type-arg]
     """A number of bytes, such as ``5GB`` (10^9) or ``512MiB`` (2^20)."""
 

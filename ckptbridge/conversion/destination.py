@@ -50,6 +50,7 @@ def destination_of(request: Request) -> Destination:
             option="--format",
         )
     directory = suffix is None
+    path = _folder(request.destination) if directory else request.destination
     if request.max_shard_size is not None and (chosen == "ckpt" or not directory):
         what = "A .ckpt has no index of shards" if chosen == "ckpt" else "A single file has no shards"
         raise UsageError(
@@ -59,7 +60,36 @@ def destination_of(request: Request) -> Destination:
         )
     if request.crc and chosen != "ckpt":
         raise UsageError("Only a .ckpt has a crc trailer.", remedy="Leave --crc out.", option="--crc")
-    return Destination(request.destination, directory, chosen)
+    return Destination(path, directory, chosen)
+
+
+def _folder(path: Path) -> Path:
+    """The folder that will appear by a rename; raises UsageError for one that no rename can replace."""
+    if path.is_symlink() or path.name in ("", ".."):
+        path = path.resolve()
+    if path.is_dir() and (path.samefile(Path.cwd()) or path.is_mount()):
+        what = "a mount point" if path.is_mount() else "the current directory"
+        raise UsageError(
+            f"The destination is {what}, and an output appears by the renaming of a whole folder.",
+            remedy=f"Name a new folder in it, such as {path / 'model'}",
+            file=path,
+        )
+    return path
+
+
+def refuse_source(destination: Destination, files: Sequence[Path]) -> None:
+    """Raise UsageError when writing the destination would replace one of the source's files."""
+    for file in files:
+        if destination.directory:
+            within = destination.path.resolve() in file.resolve().parents
+        else:
+            within = destination.path.exists() and destination.path.samefile(file)
+        if within:
+            raise UsageError(
+                f"The destination would replace the source '{file.name}'.",
+                remedy="Choose another destination.",
+                file=destination.path,
+            )
 
 
 def output_files(

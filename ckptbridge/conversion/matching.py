@@ -103,7 +103,9 @@ class Matcher:
         """Write again the equal copies that the PyTorch source had, as its provenance says."""
         reference = self.known.expansion.by_pt.get(entry.tied_pt)
         for name in entry.pt:
-            if tied.get(name) == entry.tied_pt and reference is not None and reference.kind == "map":
+            if tied.get(name) != entry.tied_pt or reference is None or reference.kind != "map":
+                continue
+            if all(source in self.tensors for source in reference.ms):
                 for record in self._records(reference, reference.ms):
                     if record.spec.name == entry.tied_pt:
                         spec = TensorSpec(name, record.spec.dtype, record.spec.shape)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ckptbridge.conversion.destination import destination_of, output_files
+from ckptbridge.conversion.destination import destination_of, output_files, refuse_source
 from ckptbridge.conversion.matching import Matcher
 from ckptbridge.conversion.plan import FileStat, Plan
 from ckptbridge.conversion.request import Request, Understood, understand
@@ -20,6 +20,7 @@ def make_plan(request: Request) -> Plan:
 def plan_from(known: Understood, request: Request) -> Plan:
     """The plan for a source that is already understood."""
     destination = destination_of(request)
+    refuse_source(destination, known.inventory.files)
     matcher = Matcher(known, request)
     matcher.match()
     order = {name: k for k, name in enumerate(known.inventory.tensors)}

@@ -97,7 +97,7 @@ def _compare(plan: Plan, files: SourceFiles) -> None:
             raise CoverageError(
                 f"'{name}' differs from '{reference}', to which the config ties it.",
                 remedy="If both are meant, set tie_word_embeddings to false in the config (--config); "
-                f"if '{name}' is stale, give --allow-unexpected after correcting the checkpoint.",
+                f"if '{name}' is stale, take it out of the checkpoint.",
                 tensor=name,
                 rule=pair.rule,
             )

@@ -107,12 +107,11 @@ class Staging:
                 self._commit_directory()
             else:
                 self._commit_file()
+            os.close(self._fd)
+            self._fd = -1
             _sync_folder(self.destination.parent)
         except OSError as e:
             raise write_error(e, self.destination) from None
-        finally:
-            os.close(self._fd)
-            self._fd = -1
 
     def _commit_directory(self) -> None:
         if self.overwrite and self.destination.is_dir():
