@@ -180,17 +180,20 @@ def _convert(direction: Direction, *, dry_run: bool, as_json: bool, quiet: bool,
         key=options["key"],
     )
     plan = make_plan(request)
+    check_destination(plan.destination, plan.directory, request.overwrite)
     silent = quiet or as_json
     if dry_run:
-        click.echo(json.dumps(plan.to_dict(), ensure_ascii=False) if as_json else plan_table(plan))
+        if as_json:
+            click.echo(json.dumps(plan.to_dict()))
+        elif not quiet:
+            click.echo(plan_table(plan))
         return
     if not silent:
         for line in understood_lines(plan):
             click.echo(line, err=True)
-    check_destination(plan.destination, plan.directory, request.overwrite)
     with progress_bar(plan.nbytes, silent) as progress:
         summary = run(plan, request, progress)
     if as_json:
-        click.echo(json.dumps(summary.to_dict(), ensure_ascii=False))
+        click.echo(json.dumps(summary.to_dict()))
     elif not quiet:
         click.echo(summary_line(summary))

@@ -22,8 +22,19 @@ _COMMANDS = {
 }
 
 
+class _ReaderGone(Exception):
+    """Whoever read our output has gone."""
+
+
 class _LazyGroup(click.Group):
     """A group whose commands are imported on use."""
+
+    def invoke(self, ctx: click.Context) -> object:
+        try:
+            return super().invoke(ctx)
+        except BrokenPipeError:
+            # click would exit with 1, which says that a claim does not hold.
+            raise _ReaderGone from None
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(_COMMANDS)
@@ -77,8 +88,8 @@ def main(args: Sequence[str] | None = None) -> NoReturn:
         code = e.exit_code
         if "--json" in arguments:
             _print_json(e)
-    except BrokenPipeError:
-        # Whoever read our output has gone; say nothing more, and let no flush fail at exit.
+    except _ReaderGone:
+        # Say nothing more, and let no flush fail at exit.
         sys.stdout = sys.stderr = open("/dev/null", "w")  # noqa: SIM115, PTH123
         code = 141
     sys.exit(code if isinstance(code, int) else 0)
@@ -87,7 +98,7 @@ def main(args: Sequence[str] | None = None) -> NoReturn:
 def _print_json(e: CkptBridgeError) -> None:
     import json
 
-    click.echo(json.dumps({"error": e.to_dict()}, ensure_ascii=False))
+    click.echo(json.dumps({"error": e.to_dict()}))
 
 
 if __name__ == "__main__":
