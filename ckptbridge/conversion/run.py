@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
+from threading import Event
 from typing import Any
 
 from ckptbridge.conversion.cast import CastCount
@@ -69,10 +71,14 @@ def run(plan: Plan, request: Request, progress: Progress | None = None) -> Summa
     staging = Staging(plan.destination, plan.directory, request.overwrite)
     try:
         staging.require_room(sum(file.layout.size for file in plan.files))
-        with SourceFiles(plan.stats) as files, ThreadPoolExecutor(1, "sources") as pool:
+        with (
+            SourceFiles(plan.stats) as files,
+            ThreadPoolExecutor(1, "sources") as pool,
+            _set_at_end(Event()) as over,  # before the pool waits: a stopped run does not digest to the end
+        ):
             _check_crc(plan)
             _compare(plan, files)
-            digests = _start_digests(plan, files, request.digest, pool)
+            digests = _start_digests(plan, files, request.digest, pool, over)
             lost, tally = _write(plan, request, files, staging, progress)
             if lost and not request.allow_overflow:
                 raise _lossy_error(lost)
@@ -104,13 +110,21 @@ def _compare(plan: Plan, files: SourceFiles) -> None:
 
 
 def _start_digests(
-    plan: Plan, files: SourceFiles, algorithm: str, pool: ThreadPoolExecutor
+    plan: Plan, files: SourceFiles, algorithm: str, pool: ThreadPoolExecutor, over: Event
 ) -> Future[dict[str, str]] | None:
     if algorithm == "none":
         return None
     for path in plan.inventory.files:
         files.map(path)  # opened here: the table of open files is not shared between threads while it grows
-    return pool.submit(digest_tensors, plan.inventory.tensors.values(), files, algorithm)
+    return pool.submit(digest_tensors, plan.inventory.tensors.values(), files, algorithm, over)
+
+
+@contextmanager
+def _set_at_end(event: Event) -> Iterator[Event]:
+    try:
+        yield event
+    finally:
+        event.set()
 
 
 def _check_crc(plan: Plan) -> None:
