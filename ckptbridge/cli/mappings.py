@@ -57,7 +57,7 @@ def show(
     Example: ckptbridge mappings show qwen3 mindformers --config Qwen3-8B/config.json
     """
     from ckptbridge.cli import show_tables
-    from ckptbridge.conversion.request import read_config
+    from ckptbridge.conversion.config import read_config
     from ckptbridge.errors import UsageError
     from ckptbridge.tables import catalog
     from ckptbridge.tables.expand import expand
@@ -109,7 +109,7 @@ def check(files: tuple[Path, ...], config_paths: tuple[Path, ...], as_json: bool
     Example: ckptbridge mappings check mymodel.toml --config my/config.json
     """
     from ckptbridge.cli.show_tables import checked_lines
-    from ckptbridge.conversion.request import read_config
+    from ckptbridge.conversion.config import read_config
     from ckptbridge.tables.check import check as prove_table
     from ckptbridge.tables.check import tables_for
     from ckptbridge.tables.published import NamedConfig

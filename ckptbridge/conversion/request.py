@@ -6,23 +6,21 @@ provenance; what cannot be known is an error that names the option to give.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 from ckptbridge.conversion import provenance
+from ckptbridge.conversion.config import read_config
 from ckptbridge.conversion.plan import Direction
-from ckptbridge.errors import ConfigError, UsageError
+from ckptbridge.errors import UsageError
 from ckptbridge.formats.detect import open_inventory
 from ckptbridge.formats.tensors import Inventory
 from ckptbridge.tables import catalog, generic
 from ckptbridge.tables.expand import Expansion, choose_roots, expand
 from ckptbridge.tables.proof import prove
 from ckptbridge.tables.table import Table, load_table
-
-MAX_CONFIG_BYTES = 16 << 20
 
 
 @dataclass(frozen=True)
@@ -136,27 +134,6 @@ def find_config(request: Request, carried: provenance.Carried | None) -> Mapping
     source = request.source
     beside = (source if source.is_dir() else source.parent) / "config.json"
     return read_config(beside) if beside.is_file() else None
-
-
-def read_config(path: Path) -> Mapping[str, Any]:
-    """Read a config.json. Raises ConfigError when it is not a JSON object."""
-    if path.is_dir():
-        path = path / "config.json"
-    try:
-        if path.stat().st_size > MAX_CONFIG_BYTES:
-            raise ConfigError(
-                "The config is larger than any model's.", remedy="Name the model's config.json.", file=path
-            )
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as e:
-        raise ConfigError(
-            f"The config cannot be read: {e.strerror}.", remedy="Name the model's config.json.", file=path
-        ) from None
-    except (ValueError, RecursionError):
-        raise ConfigError("The config is not valid JSON.", remedy="Name the model's config.json.", file=path) from None
-    if not isinstance(data, dict):
-        raise ConfigError("The config is not a JSON object.", remedy="Name the model's config.json.", file=path)
-    return data
 
 
 def find_table(request: Request, config: Mapping[str, Any] | None, carried: provenance.Carried | None) -> Table:

@@ -88,14 +88,18 @@ def read_text(path: Path, file: str) -> str:
     return text
 
 
-def read_source(path: Path) -> Source:
-    """Read a table and everything that it includes.
+Parsed = dict[Path, dict[str, object]]
+"""Files that were read already, by their resolved path."""
+
+
+def read_source(path: Path, parsed: Parsed | None = None) -> Source:
+    """Read a table and everything that it includes; files in ``parsed`` are not read again, others put there.
 
     Included files come first, in order; of the sections, the later file wins key by key; rules are
     appended. A file that is reached twice counts once. Raises TableError for what cannot be read or
     parsed, an unknown section, an include that is missing, outside its tree, or a loop.
     """
-    reader = _Reader(path.resolve().parent)
+    reader = _Reader(path.resolve().parent, {} if parsed is None else parsed)
     head = reader.add(path, path.name, ())
     return Source(head, reader.sections, tuple(reader.rules))
 
@@ -103,8 +107,9 @@ def read_source(path: Path) -> Source:
 class _Reader:
     """Collects files in the order in which they count."""
 
-    def __init__(self, tree: Path) -> None:
+    def __init__(self, tree: Path, parsed: Parsed) -> None:
         self.tree = tree
+        self.parsed = parsed
         self.done: set[Path] = set()
         self.sections: dict[str, dict[str, object]] = {name: {} for name in SECTIONS}
         self.rules: list[RawRule] = []
@@ -118,7 +123,9 @@ class _Reader:
             return {}
         if len(self.done) + len(within) >= MAX_FILES:
             raise TableError(f"The table includes more than {MAX_FILES} files.", file=file, field="include")
-        data = parse_toml(read_text(path, file), file)
+        if real not in self.parsed:
+            self.parsed[real] = parse_toml(read_text(path, file), file)
+        data = self.parsed[real]
         _check_keys(data, file, part=bool(within))
         for name in _strings(data.get("include", []), file):
             found, shown = self.find(name, real.parent, file)
