@@ -154,9 +154,9 @@ def ms2pt(**options: Any) -> None:
 def _convert(direction: Direction, *, dry_run: bool, as_json: bool, quiet: bool, **options: Any) -> None:
     from ckptbridge.cli.show import plan_table, progress_bar, summary_line, understood_lines
     from ckptbridge.conversion.planner import make_plan
+    from ckptbridge.conversion.replacing import check_destination
     from ckptbridge.conversion.request import Request
     from ckptbridge.conversion.run import run
-    from ckptbridge.conversion.staging import check_destination
 
     request = Request(
         direction=direction,

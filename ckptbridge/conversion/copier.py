@@ -23,26 +23,32 @@ from ckptbridge.conversion.writeback import Writeback
 from ckptbridge.formats.tensors import Place
 
 # What a kernel or file system says when it cannot copy between these two files.
-_CANNOT = {errno.ENOSYS, errno.EXDEV, errno.EINVAL, errno.EOPNOTSUPP, errno.EBADF, errno.EPERM}
+# EIO may be either file's; plain reads and writes tell which.
+_CANNOT = {errno.ENOSYS, errno.EXDEV, errno.EINVAL, errno.EOPNOTSUPP, errno.EBADF, errno.EPERM, errno.EIO}
 _GATHERERS = 2
 _AHEAD = 4  # pieces gathered in advance
 _WAITING = 4  # buffers that may wait to be written
 _STEP = 32 << 20  # bytes a copy moves at a time, so that progress shows and signals are seen
+_BUFFER = 1 << 20  # bytes of a copy through memory: they stay in the cache
 
 
-def write_file(file: OutputFile, fd: int, files: SourceFiles, tally: Tally) -> CastCount:
-    """Write the fixed bytes and all records of an output file; returns what casts lost."""
+def lay_out(file: OutputFile, fd: int) -> None:
+    """Give an output file its size and its fixed bytes."""
     os.ftruncate(fd, file.layout.size)
     for offset, data in file.layout.fixed:
         write_at(fd, data, offset)
+
+
+def write_records(file: OutputFile, first: int, last: int, fd: int, files: SourceFiles, tally: Tally) -> CastCount:
+    """Write the records from ``first`` up to ``last`` of an output file; returns what casts lost."""
     lost = CastCount()
     # Gathering on two threads and writing on another: the kernel writes one file on one thread.
     with Worker("writer", _WAITING) as worker, ThreadPoolExecutor(_GATHERERS, "gather") as pool:
         output = Output(fd, worker, tally)
-        pieces = _pieces(file)
+        pieces = _pieces(file, first, last)
         for at, filled in ahead(pool, partial(_fill, files), pieces, _AHEAD):
             if at.first:
-                seen = tally.begin(at.record)
+                seen = tally.begin()
             lost += _place(at, filled, files, seen, output)
             if at.last:
                 tally.end(at.record, seen)
@@ -61,8 +67,8 @@ class _At:
     last: bool
 
 
-def _pieces(file: OutputFile) -> Iterator[_At]:
-    for record, places in zip(file.records, file.layout.places, strict=True):
+def _pieces(file: OutputFile, begin: int, end: int) -> Iterator[_At]:
+    for record, places in zip(file.records[begin:end], file.layout.places[begin:end], strict=True):
         first = True
         held: Piece | None = None
         for piece in record_pieces(record):
@@ -106,9 +112,12 @@ def _place(at: _At, filled: Filled | None, files: SourceFiles, seen: Seen, outpu
     if isinstance(at.piece, Run):
         begin = at.piece.dst * at.record.spec.dtype.itemsize
         for path, offset, nbytes in files.runs(at.record.sources[at.piece.source], at.piece.src, at.piece.numel):
-            for start, to, count in _spread(at.places, begin, nbytes):
-                output.copy(files, path, offset + start, to, count)
-            seen.update(files.view(path, offset, nbytes))
+            # In steps: what has just been copied is digested while it is at hand.
+            for step in range(0, nbytes, _STEP):
+                count = min(_STEP, nbytes - step)
+                for start, to, part in _spread(at.places, begin + step, count):
+                    output.copy(files, path, offset + step + start, to, part)
+                seen.update(files.view(path, offset + step, count))
             begin += nbytes
     return CastCount()
 
@@ -140,6 +149,7 @@ class Output:
         self._tally = tally
         self._writeback = Writeback(fd)
         self._able = hasattr(os, "copy_file_range")
+        self._buffer = memoryview(bytearray(_BUFFER))  # the writer's alone
 
     def write(self, data: memoryview, to: int) -> None:
         """Have ``data`` written at offset ``to``; it must not change afterwards."""
@@ -151,16 +161,15 @@ class Output:
 
     def copy(self, files: SourceFiles, path: Path, offset: int, to: int, nbytes: int) -> None:
         """Have ``nbytes`` copied from ``offset`` of a source file to offset ``to``."""
-        for at in range(0, nbytes, _STEP):
-            self._worker.put(partial(self._copy, files, path, offset + at, to + at, min(_STEP, nbytes - at)))
+        self._worker.put(partial(self._copy, files, path, offset, to, nbytes))
 
     def _copy(self, files: SourceFiles, path: Path, offset: int, to: int, nbytes: int) -> None:
         while nbytes:
-            step = nbytes
-            done = self._try(files.fd(path), offset, to, step) if self._able else 0
-            if not done:
-                write_at(self._fd, files.view(path, offset, step), to)
-                done = step
+            done = self._try(files.fd(path), offset, to, nbytes) if self._able else 0
+            if not done:  # not able, or the source has become shorter
+                buffer = self._buffer[: min(nbytes, _BUFFER)]
+                done = files.read_into(buffer, path, offset)
+                write_at(self._fd, buffer[:done], to)
             self._placed(done)
             offset, to, nbytes = offset + done, to + done, nbytes - done
 

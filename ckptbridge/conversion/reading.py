@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from concurrent.futures import CancelledError
-from threading import Event
 
 from ckptbridge.conversion.digests import new_hasher
 from ckptbridge.conversion.plan import Record
@@ -51,14 +49,14 @@ def equal_tensors(a: TensorSource, b: TensorSource, files: SourceFiles) -> bool:
     return True
 
 
-def digest_tensors(tensors: Iterable[TensorSource], files: SourceFiles, algorithm: str, over: Event) -> dict[str, str]:
-    """The hex digests of tensors' bytes in C order, by name. Raises CancelledError soon after ``over`` is set."""
-    digests = {}
-    for source in tensors:
-        hasher = new_hasher(algorithm)
-        for data in tensor_bytes(source, files):
-            if over.is_set():
-                raise CancelledError
-            hasher.update(data)
-        digests[source.spec.name] = hasher.hexdigest()
-    return digests
+def digest_tensor(source: TensorSource, files: SourceFiles, algorithm: str) -> str:
+    """The hex digest of a tensor's bytes in C order."""
+    hasher = new_hasher(algorithm)
+    for data in tensor_bytes(source, files):
+        hasher.update(data)
+    return hasher.hexdigest()
+
+
+def digest_tensors(tensors: Iterable[TensorSource], files: SourceFiles, algorithm: str) -> dict[str, str]:
+    """The hex digests of tensors, by name."""
+    return {source.spec.name: digest_tensor(source, files, algorithm) for source in tensors}

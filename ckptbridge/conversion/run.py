@@ -9,23 +9,26 @@ from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
-from threading import Event
+from itertools import groupby
 from typing import Any
 
+from ckptbridge.conversion import journal
 from ckptbridge.conversion.cast import CastCount
-from ckptbridge.conversion.copier import write_at, write_file
+from ckptbridge.conversion.copier import lay_out, write_at, write_records
 from ckptbridge.conversion.destination import embedded, seal_file
 from ckptbridge.conversion.digests import content_digest
+from ckptbridge.conversion.journal import Finished, Found, Journal
 from ckptbridge.conversion.plan import Plan, Record
 from ckptbridge.conversion.provenance import FILE_NAME
 from ckptbridge.conversion.reading import digest_tensors, equal_tensors
 from ckptbridge.conversion.request import Request
 from ckptbridge.conversion.sources import SourceFiles
-from ckptbridge.conversion.staging import Staging, write_error
+from ckptbridge.conversion.staging import JOURNAL, Staging
 from ckptbridge.conversion.tally import Progress, Tally
 from ckptbridge.conversion.trail import trail_after
 from ckptbridge.conversion.worker import Worker
-from ckptbridge.errors import CoverageError, DTypeError
+from ckptbridge.conversion.writeback import sync
+from ckptbridge.errors import CoverageError, DTypeError, InterruptedByUser
 from ckptbridge.formats import mindspore_ckpt, shards
 from ckptbridge.formats.tensors import TensorSpec
 
@@ -34,7 +37,7 @@ _WAITING = 4  # buffers that may wait for their digest
 
 @dataclass(frozen=True)
 class Summary:
-    """What a conversion did."""
+    """What a conversion did. ``kept`` are the bytes that it took over from a run that was stopped."""
 
     plan: Plan
     provenance: Mapping[str, Any]
@@ -43,6 +46,8 @@ class Summary:
     seconds: float
     overflow: int
     underflow: int
+    kept: int = 0
+    notes: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """The summary as ``--json`` prints it."""
@@ -51,10 +56,11 @@ class Summary:
             "files": [file.name for file in self.plan.files],
             "tensors": self.tensors,
             "bytes": self.nbytes,
+            "kept": self.kept,
             "seconds": round(self.seconds, 3),
             "overflow": self.overflow,
             "underflow": self.underflow,
-            "notes": list(self.plan.notes),
+            "notes": [*self.plan.notes, *self.notes],
             "dropped": {d.name: d.reason for d in self.plan.dropped},
             "missing_allowed": list(self.plan.absent),
             "provenance": self.provenance,
@@ -64,36 +70,129 @@ class Summary:
 def run(plan: Plan, request: Request, progress: Progress | None = None) -> Summary:
     """Write what the plan says. ``progress`` is called with the number of bytes that have just been placed.
 
-    The destination appears whole, by one rename, or not at all. Raises OutputError, SourceChangedError,
-    CoverageError (tied tensors that differ) and DTypeError (a cast that lost values).
+    The destination appears whole, by one rename, or not at all. Stopped by a signal, what is finished stays in a
+    hidden folder, for the same request with ``resume``; without it, and after an error, nothing stays. Raises
+    OutputError, SourceChangedError, CoverageError (tied tensors that differ), DTypeError (a cast that lost values)
+    and InterruptedByUser.
     """
     started = time.monotonic()
-    staging = Staging(plan.destination, plan.directory, request.overwrite)
+    staging = Staging(plan.destination, plan.directory, request.overwrite, request.resume)
+    log: Journal | None = None
     try:
-        staging.require_room(sum(file.layout.size for file in plan.files))
-        with (
-            SourceFiles(plan.stats) as files,
-            ThreadPoolExecutor(1, "sources") as pool,
-            _set_at_end(Event()) as over,  # before the pool waits: a stopped run does not digest to the end
-        ):
-            _check_crc(plan)
-            _compare(plan, files)
-            digests = _start_digests(plan, files, request.digest, pool, over)
-            lost, tally = _write(plan, request, files, staging, progress)
-            if lost and not request.allow_overflow:
-                raise _lossy_error(lost)
-            provenance = _finish_trail(plan, request.digest, digests.result() if digests else None, tally, lost)
-            files.check_unchanged()
-        _seal(plan, request, staging, provenance, tally)
-        _small_files(plan, staging, provenance)
+        log, found = _journal(plan, request, staging)
+        staging.require_room(room_needed(plan))
+        done = _carry_out(plan, request, staging, log, found, progress)
         staging.commit()
     except OSError as e:
-        raise write_error(e, plan.destination) from None
+        raise staging.error(e) from None
+    except InterruptedByUser as e:
+        raise _stopped(e, plan, staging, log) from None
+    except KeyboardInterrupt:  # where no handler of this project's is installed
+        _keep(staging, log)
+        raise
     finally:
+        if log is not None:
+            log.close()
         staging.discard()
+    lost, kept, provenance = done.lost, done.kept, done.provenance
     return Summary(
-        plan, provenance, len(plan.records), plan.nbytes, time.monotonic() - started, lost.overflow, lost.underflow
+        plan,
+        provenance,
+        len(plan.records),
+        plan.nbytes,
+        time.monotonic() - started,
+        lost.overflow,
+        lost.underflow,
+        kept,
+        (*found.notes(kept, request.resume), *_changed(plan, provenance)),
     )
+
+
+@dataclass(frozen=True, slots=True)
+class _Done:
+    """What was written: the finished record, what casts lost, and how many bytes an earlier run had written."""
+
+    provenance: dict[str, Any]
+    lost: CastCount
+    kept: int
+
+
+def _carry_out(
+    plan: Plan, request: Request, staging: Staging, log: Journal | None, found: Found, progress: Progress | None
+) -> _Done:
+    """Everything but the rename."""
+    with SourceFiles(plan.stats) as files, _background(files) as pool:
+        _check_crc(plan)
+        _compare(plan, files)
+        digests = _start_digests(plan, files, request.digest, pool)
+        lost, kept, tally = _write(plan, request, files, staging, log, found, progress)
+        if lost and not request.allow_overflow:
+            raise _lossy_error(lost)
+        provenance = _finish_trail(plan, request.digest, digests.result() if digests else None, tally, lost)
+        files.check_unchanged()
+    _seal(plan, request, staging, provenance, tally)
+    _small_files(plan, staging, provenance)
+    return _Done(provenance, lost, kept)
+
+
+@contextmanager
+def _background(files: SourceFiles) -> Iterator[ThreadPoolExecutor]:
+    """A thread that digests sources; when the conversion ends early, so does it, at its next piece."""
+    with ThreadPoolExecutor(1, "sources") as pool:
+        try:
+            yield pool
+        except BaseException:
+            files.stop()
+            raise
+
+
+def _journal(plan: Plan, request: Request, staging: Staging) -> tuple[Journal | None, Found]:
+    """A new journal, and what the one of an earlier run says; none without digests, which could check nothing."""
+    if request.digest == "none":
+        staging.clear()
+        return None, Found({}, "with --digest none nothing of it can be checked")
+    made = journal.identity(plan, request)
+    path = staging.folder / JOURNAL
+    found = journal.read(path, made) if request.resume else Found({})
+    if not found.finished:
+        staging.clear()
+    return Journal(path, made, request.digest), found
+
+
+def _stopped(e: InterruptedByUser, plan: Plan, staging: Staging, log: Journal | None) -> InterruptedByUser:
+    """The same, with what is there now."""
+    if staging.committed:
+        return InterruptedByUser(e.signal, remedy="The output was complete by then.", file=plan.destination)
+    if not _keep(staging, log):
+        return e
+    assert log is not None
+    return InterruptedByUser(
+        e.signal,
+        remedy="Run the same command with --resume to go on with what is kept; without it, it starts anew. "
+        "Remove the kept folder if you do neither.",
+        kept=staging.folder,
+        finished=f"{log.nbytes} of {plan.nbytes} bytes",
+    )
+
+
+def _keep(staging: Staging, log: Journal | None) -> bool:
+    """Leave what is finished for a run that resumes; False when nothing is."""
+    if staging.committed or log is None or not log.nbytes:
+        return False
+    staging.keep()
+    return True
+
+
+def room_needed(plan: Plan) -> int:
+    """The bytes that the output takes."""
+    strings = embedded(plan.format, plan.direction, plan.provenance)
+    total = sum(len(data) for data in _small(plan, plan.provenance).values())
+    for file in plan.files:
+        end = file.layout.size
+        for offset, data in seal_file(plan.format, file.layout, strings, [0] * len(file.records)):
+            end = max(end, offset + len(data))
+        total += end
+    return total
 
 
 def _compare(plan: Plan, files: SourceFiles) -> None:
@@ -110,21 +209,15 @@ def _compare(plan: Plan, files: SourceFiles) -> None:
 
 
 def _start_digests(
-    plan: Plan, files: SourceFiles, algorithm: str, pool: ThreadPoolExecutor, over: Event
+    plan: Plan, files: SourceFiles, algorithm: str, pool: ThreadPoolExecutor
 ) -> Future[dict[str, str]] | None:
     if algorithm == "none":
         return None
     for path in plan.inventory.files:
         files.map(path)  # opened here: the table of open files is not shared between threads while it grows
-    return pool.submit(digest_tensors, plan.inventory.tensors.values(), files, algorithm, over)
-
-
-@contextmanager
-def _set_at_end(event: Event) -> Iterator[Event]:
-    try:
-        yield event
-    finally:
-        event.set()
+    carried = {renamed_from(record) for record in plan.records}  # their bytes pass anyway
+    rest = [tensor for name, tensor in plan.inventory.tensors.items() if name not in carried]
+    return pool.submit(digest_tensors, rest, files, algorithm)
 
 
 def _check_crc(plan: Plan) -> None:
@@ -135,18 +228,40 @@ def _check_crc(plan: Plan) -> None:
 
 
 def _write(
-    plan: Plan, request: Request, files: SourceFiles, staging: Staging, progress: Progress | None
-) -> tuple[CastCount, Tally]:
-    lost = CastCount()
+    plan: Plan,
+    request: Request,
+    files: SourceFiles,
+    staging: Staging,
+    log: Journal | None,
+    found: Found,
+    progress: Progress | None,
+) -> tuple[CastCount, int, Tally]:
+    """All weights files but what is sealed at the end; what casts lost, and the bytes that were there already."""
     with Worker("digests", _WAITING) as worker:
-        tally = Tally(worker, request.digest, any(f.layout.needs_crc for f in plan.files), progress, renamed_from)
-        for file in plan.files:
-            fd = os.open(staging.path / file.name, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+        tally = Tally(worker, request.digest, any(f.layout.needs_crc for f in plan.files), progress)
+        kept: Mapping[int, Finished] = {}
+        if log is not None:
+            staging.keep_only({file.name for file in plan.files})
+            kept = journal.still_there(found, plan, staging.path, request.digest, tally)
+            log.begin(kept, plan)
+        taken_over = tally.bytes
+        lost = CastCount()
+        for file, parts in groupby(journal.stretches(plan.files, journal.STRETCH_BYTES), lambda part: part.file):
+            fd = os.open(staging.path / file.name, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
             try:
-                lost += write_file(file, fd, files, tally)
+                lay_out(file, fd)
+                for part in parts:
+                    if part.number in kept:
+                        lost += kept[part.number].lost
+                        continue
+                    lossy = write_records(file, part.first, part.last, fd, files, tally)
+                    tally.settle()
+                    if log is not None:
+                        log.finished(part, tally, lossy)
+                    lost += lossy
             finally:
                 os.close(fd)
-    return lost, tally
+    return lost, taken_over, tally
 
 
 def renamed_from(record: Record) -> str | None:
@@ -166,16 +281,16 @@ def _finish_trail(
     if sources is None:
         return trail_after(plan.provenance, {}, {}, counts)
     here, there = ("pt", "ms") if plan.direction == "pt2ms" else ("ms", "pt")
-    written = []
+    known = dict(sources)
     for record in plan.records:
         name = renamed_from(record)
-        digest = tally.digests[record.spec.name] if name is None else sources[name]
-        written.append((record.spec, digest))
+        if name is not None:
+            known[name] = tally.digests[record.spec.name]
     content = {
-        here: content_digest(algorithm, ((t.spec, sources[n]) for n, t in plan.inventory.tensors.items())),
-        there: content_digest(algorithm, written),
+        here: content_digest(algorithm, ((t.spec, known[n]) for n, t in plan.inventory.tensors.items())),
+        there: content_digest(algorithm, ((r.spec, tally.digests[r.spec.name]) for r in plan.records)),
     }
-    return trail_after(plan.provenance, _file_digests(plan, algorithm, sources), content, counts)
+    return trail_after(plan.provenance, _file_digests(plan, algorithm, known), content, counts)
 
 
 def _file_digests(plan: Plan, algorithm: str, sources: Mapping[str, str]) -> dict[str, str]:
@@ -199,14 +314,20 @@ def _seal(plan: Plan, request: Request, staging: Staging, provenance: Mapping[st
                 write_at(fd, data, offset)
             if request.crc:
                 write_at(fd, mindspore_ckpt.crc_trailer(path), os.fstat(fd).st_size)
-            os.fsync(fd)
+            sync(fd)
         finally:
             os.close(fd)
 
 
 def _small_files(plan: Plan, staging: Staging, provenance: Mapping[str, Any]) -> None:
+    for name, data in _small(plan, provenance).items():
+        staging.write(name, data)
+
+
+def _small(plan: Plan, provenance: Mapping[str, Any]) -> dict[str, bytes]:
+    """The files beside the weights of a directory."""
     if not plan.directory:
-        return
+        return {}
     small = {}
     if plan.config is not None:
         small["config.json"] = _pretty(plan.config)
@@ -214,8 +335,7 @@ def _small_files(plan: Plan, staging: Staging, provenance: Mapping[str, Any]) ->
         small.update([_index(plan)])
     names = sorted([*(file.name for file in plan.files), *small])
     small[FILE_NAME] = _pretty({**provenance, "files": names})
-    for name, data in small.items():
-        staging.write(name, data)
+    return small
 
 
 def _index(plan: Plan) -> tuple[str, bytes]:
@@ -229,6 +349,22 @@ def _index(plan: Plan) -> tuple[str, bytes]:
 
 def _pretty(value: Mapping[str, Any]) -> bytes:
     return (json.dumps(value, indent=2, ensure_ascii=False) + "\n").encode()
+
+
+def _changed(plan: Plan, provenance: Mapping[str, Any]) -> list[str]:
+    """Notes on a source whose tensors are not those that its own provenance describes."""
+    history = provenance.get("history")
+    last = history[-1] if isinstance(history, list) and history else None
+    claimed = last.get("content") if isinstance(last, dict) else None
+    side = "pt" if plan.direction == "pt2ms" else "ms"
+    then = claimed.get(side) if isinstance(claimed, dict) else None
+    now = provenance["content"][side]
+    if not isinstance(then, str) or not now or then == now or then.partition(":")[0] != now.partition(":")[0]:
+        return []
+    return [
+        f"The source's tensors are not those that its provenance records ({then[:23]}... then, {now[:23]}... now): "
+        "it was trained further, or damaged, after it was written."
+    ]
 
 
 def _lossy_error(lost: CastCount) -> DTypeError:

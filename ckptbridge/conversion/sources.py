@@ -1,7 +1,14 @@
-"""Source files while they are read: opened once, mapped, and checked against the plan."""
+"""Source files while they are read: opened once, mapped, and checked against the plan.
+
+Size and time of change are compared before each piece, so that a file that is cut or written to meanwhile ends the
+conversion at once. What remains is the moment between that look and the reading of the piece (a few megabytes): pages
+that vanish within it are a SIGBUS, which ends the process as a SIGKILL would. Plain reads would close that gap and cost
+a second copy of every byte.
+"""
 
 from __future__ import annotations
 
+import errno
 import mmap
 import os
 from collections.abc import Iterable, Iterator, Mapping
@@ -21,6 +28,10 @@ from ckptbridge.formats.tensors import TensorSource
 Words = npt.NDArray[Any]
 
 
+class Stopped(Exception):
+    """Raised in threads that still ask for bytes after :meth:`SourceFiles.stop`; nobody waits for them any more."""
+
+
 class SourceFiles:
     """Opens the files of a plan on first use and hands out their bytes without reading them.
 
@@ -30,6 +41,7 @@ class SourceFiles:
     def __init__(self, stats: Mapping[Path, FileStat]) -> None:
         self._stats = stats
         self._open: dict[Path, tuple[int, mmap.mmap | None]] = {}
+        self._stopped = False
 
     def __enter__(self) -> SourceFiles:
         return self
@@ -39,6 +51,10 @@ class SourceFiles:
             os.close(fd)
         # The maps close when the last array over them goes; closing them here could leave arrays behind.
         self._open.clear()
+
+    def stop(self) -> None:
+        """Give out no more bytes: threads that read end at their next piece."""
+        self._stopped = True
 
     def fd(self, path: Path) -> int:
         """A descriptor of the file, for copies within the kernel."""
@@ -51,19 +67,33 @@ class SourceFiles:
     def _file(self, path: Path) -> tuple[int, mmap.mmap | None]:
         found = self._open.get(path)
         if found is None:
-            try:
-                fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-            except OSError as e:
-                raise SourceChangedError(
-                    f"A source file cannot be opened any more: {e.strerror}.",
-                    remedy="Run the conversion again.",
-                    file=path,
-                ) from None
+            found = self._open[path] = self._opened(path)
+        return found
+
+    def _opened(self, path: Path) -> tuple[int, mmap.mmap | None]:
+        fd = -1
+        try:
+            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
             self._check(path, os.fstat(fd))
             size = self._stats[path].size
-            found = fd, mmap.mmap(fd, 0, prot=mmap.PROT_READ) if size else None
-            self._open[path] = found
-        return found
+            return fd, mmap.mmap(fd, 0, prot=mmap.PROT_READ) if size else None
+        except BaseException as e:
+            if fd >= 0:
+                os.close(fd)
+            if not isinstance(e, OSError):
+                raise
+            many = e.errno in (errno.EMFILE, errno.ENFILE)
+            raise SourceChangedError(
+                f"A source file cannot be opened any more: {e.strerror}.",
+                remedy="Allow more open files (ulimit -n 65536)." if many else "Run the conversion again.",
+                file=path,
+            ) from None
+
+    def _ready(self, path: Path) -> None:
+        """Raise unless the file may be read and is the one that was planned."""
+        if self._stopped:
+            raise Stopped
+        self._check(path, os.fstat(self._file(path)[0]))
 
     def _check(self, path: Path, stat: os.stat_result) -> None:
         planned = self._stats[path]
@@ -108,7 +138,29 @@ class SourceFiles:
 
     def view(self, path: Path, offset: int, nbytes: int) -> memoryview:
         """A run of a file's bytes, without copying them."""
+        self._ready(path)
         return memoryview(self.map(path))[offset : offset + nbytes]
+
+    def read_into(self, buffer: memoryview, path: Path, offset: int) -> int:
+        """Fill ``buffer`` from ``offset`` of a file as far as one read goes; returns the number of bytes, never 0."""
+        self._ready(path)
+        try:
+            done = os.preadv(self.fd(path), [buffer], offset)
+        except OSError as e:
+            raise SourceChangedError(
+                f"A source file cannot be read: {e.strerror}.",
+                remedy="See what the system's log says of the disk or server, and run again.",
+                file=path,
+                offset=offset,
+            ) from None
+        if not done:
+            raise SourceChangedError(
+                "A source file became shorter during the conversion.",
+                remedy="Run the conversion again when nothing writes to the source.",
+                file=path,
+                offset=offset,
+            )
+        return done
 
     def copy(self, source: TensorSource, part: Copy, out: Words, base: int) -> None:
         """Carry out a strided copy into ``out``, whose element 0 is the target's element ``base``."""
@@ -122,6 +174,7 @@ class SourceFiles:
 
     def _copy_segment(self, source: TensorSource, k: int, first: int, part: Copy, out: Words, base: int) -> None:
         segment = source.segments[k]
+        self._ready(segment.path)
         word = source.spec.dtype.word
         sizes, src_strides, dst_strides = part.sizes, part.src_strides, part.dst_strides
         src_at = segment.offset + (part.src - first) * word.itemsize

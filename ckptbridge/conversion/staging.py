@@ -1,25 +1,33 @@
-"""The output while it is made: a hidden folder beside the destination, locked, and renamed when whole.
+"""The output while it is made: a hidden folder beside the destination, locked, out of which one rename takes it.
 
-``.ckptbridge-NAME.partial`` holds everything until it is on disk; then one rename makes it visible.
-A leftover of that name is from a run that was stopped, and the next run removes it.
+``.ckptbridge-NAME.partial`` holds ``output`` (the folder that will appear, or a folder with the file), the
+``journal`` of what is finished, and ``former``: the output that is being replaced, where a file system
+cannot exchange two names. What a run that was stopped has left is gone on with, or removed by the next run;
+a ``former`` whose name is free again is first put back.
 """
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import fcntl
-import json
 import os
 import shutil
+import stat
+from contextlib import suppress
 from pathlib import Path
 
-from ckptbridge.conversion.provenance import FILE_NAME
+from ckptbridge.conversion.interrupts import uninterrupted
+from ckptbridge.conversion.replacing import check_destination, write_error
+from ckptbridge.conversion.syscalls import RENAME_EXCHANGE, RENAME_NOREPLACE, renameat2
 from ckptbridge.errors import OutputError
 
-_RENAME_NOREPLACE = 1
-_RENAME_EXCHANGE = 2
-_AT_FDCWD = -100
+JOURNAL = "journal"
+_OUTPUT = "output"
+_FORMER = "former"
+# What file systems without locks say (NFS without lockd, Lustre without its option).
+_NO_LOCKS = {errno.ENOSYS, errno.ENOTSUP, errno.ENOLCK, errno.EINVAL}
+_CANNOT_RENAME = {errno.ENOSYS, errno.EINVAL, errno.ENOTSUP}
+_CANNOT_LINK = {errno.ENOSYS, errno.EPERM, errno.ENOTSUP}
 
 
 def partial_path(destination: Path) -> Path:
@@ -28,69 +36,126 @@ def partial_path(destination: Path) -> Path:
 
 
 class Staging:
-    """A locked, empty folder for one output; :meth:`commit` makes the output appear, :meth:`discard` removes it.
+    """A locked folder for one output: ``path`` is where its files are written.
 
-    Raises OutputError when the destination exists, cannot be written, or is being written by another run.
+    :meth:`commit` makes the output appear; :meth:`discard` removes everything; :meth:`keep` leaves it for a run
+    that resumes. Raises OutputError when the destination exists, cannot be written, or is being written by another
+    run. With ``resume`` what an earlier run left stays, for :meth:`clear` or the journal's reader.
     """
 
-    def __init__(self, destination: Path, directory: bool, overwrite: bool) -> None:
+    def __init__(self, destination: Path, directory: bool, overwrite: bool, resume: bool = False) -> None:
         self.destination = destination
         self.directory = directory
         self.overwrite = overwrite
-        self.path = partial_path(destination)
+        self.folder = partial_path(destination)
+        self.path = self.folder / _OUTPUT
+        self.committed = False
+        self._needed: int | None = None
         check_destination(destination, directory, overwrite)
         try:
-            destination.parent.mkdir(parents=True, exist_ok=True)
-            self._fd = self._lock()
-            self._clear()
-        except OSError as e:
-            raise write_error(e, destination) from None
-
-    def _lock(self) -> int:
-        while True:
-            self.path.mkdir(exist_ok=True)
+            with uninterrupted():
+                _make_folders(destination.parent)
+                self._fd = self._lock(resume)
             try:
-                fd = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+                self._put_back()
+                check_destination(destination, directory, overwrite)  # again: another run may have finished meanwhile
+                if not resume:
+                    self.clear()
+                _make(self.path)
+            except BaseException:
+                self._release()
+                raise
+        except OSError as e:
+            raise self.error(e) from None
+
+    def _lock(self, resume: bool) -> int:
+        while True:
+            fresh = _make(self.folder)
+            try:
+                fd = os.open(self.folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
             except FileNotFoundError:
                 continue  # another run has just finished
             try:
-                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                os.close(fd)
-                raise OutputError(
-                    "Another conversion is writing to this destination.",
-                    remedy="Wait for it, or choose another destination.",
-                    file=self.destination,
-                ) from None
-            try:
-                if os.path.samestat(os.fstat(fd), self.path.stat()):
+                self._check_owner(os.fstat(fd))
+                self._flock(fd, fresh or resume)
+                if os.path.samestat(os.fstat(fd), os.stat(self.folder)):
                     return fd
             except FileNotFoundError:
                 pass
-            os.close(fd)  # the folder was renamed between the two calls
+            except BaseException:
+                os.close(fd)
+                raise
+            os.close(fd)  # the folder was removed between the two calls
 
-    def _clear(self) -> None:
-        for entry in self.path.iterdir():
-            if entry.is_dir() and not entry.is_symlink():
-                shutil.rmtree(entry)
-            else:
-                entry.unlink()
+    def _check_owner(self, status: os.stat_result) -> None:
+        """In a folder where everybody writes, somebody else could have put it there to have its contents removed."""
+        if status.st_uid != os.geteuid():
+            raise OutputError(
+                "The folder in which this output would be made belongs to another user.",
+                remedy="Choose another destination, or remove that folder.",
+                file=self.folder,
+            )
+
+    def _flock(self, fd: int, certain: bool) -> None:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise OutputError(
+                "Another conversion is writing to this destination.",
+                remedy="Wait for it, or choose another destination.",
+                file=self.destination,
+            ) from None
+        except OSError as e:
+            if e.errno not in _NO_LOCKS:
+                raise
+            if not certain:  # whoever makes the folder has it: the best that can be had without locks
+                raise OutputError(
+                    "An unfinished output is there, and this file system has no locks that would tell "
+                    "whether a conversion is still writing it.",
+                    remedy="If none is, remove the folder, or go on with --resume.",
+                    file=self.folder,
+                ) from None
+
+    def _put_back(self) -> None:
+        """An output that was moved away to be replaced, and was not, comes back."""
+        former = self.folder / _FORMER
+        if os.path.lexists(former) and not os.path.lexists(self.destination):
+            os.rename(former, self.destination)
+            sync_folder(self.destination.parent)
+
+    def clear(self) -> None:
+        """Remove what an earlier run left."""
+        with os.scandir(self.folder) as entries:
+            for entry in list(entries):
+                _remove(entry.path)
+        _make(self.path)
+
+    def keep_only(self, names: set[str]) -> None:
+        """Remove whatever else an earlier run left among the output's files."""
+        with os.scandir(self.path) as entries:
+            for entry in list(entries):
+                if entry.name not in names or not entry.is_file(follow_symlinks=False):
+                    _remove(entry.path)
 
     def require_room(self, nbytes: int) -> None:
-        """Raise OutputError unless the file system has ``nbytes`` free."""
-        free = shutil.disk_usage(self.path).free
-        if free < nbytes:
+        """Raise OutputError unless the file system has room for ``nbytes``, of which a part may be there already."""
+        self._needed = nbytes
+        usage = shutil.disk_usage(self.path)
+        with os.scandir(self.path) as entries:
+            there = sum(entry.stat(follow_symlinks=False).st_blocks * 512 for entry in entries)
+        # A file system that tells no size at all (some in user space) cannot be asked.
+        if usage.total and usage.free < nbytes - there:
             raise OutputError(
-                f"The output needs {nbytes} bytes and the file system has {free} free.",
+                f"The output needs {nbytes - there} bytes and the file system has {usage.free} free.",
                 remedy="Free some room, or write to another file system.",
                 file=self.destination,
-                needed=nbytes,
-                free=free,
+                needed=nbytes - there,
+                free=usage.free,
             )
 
     def write(self, name: str, data: bytes) -> None:
-        """Write a small file and sync it."""
-        fd = os.open(self.path / name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
+        """Write a small file of the output and sync it."""
+        fd = os.open(self.path / name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
         try:
             view = memoryview(data)
             while view:
@@ -102,143 +167,116 @@ class Staging:
     def commit(self) -> None:
         """Make the output appear under its name, in one rename, and sync the folder."""
         try:
-            os.fsync(self._fd)
-            if self.directory:
-                self._commit_directory()
-            else:
-                self._commit_file()
-            os.close(self._fd)
-            self._fd = -1
-            _sync_folder(self.destination.parent)
+            with uninterrupted():
+                if self.overwrite:  # somebody could have put files of his own there meanwhile
+                    check_destination(self.destination, self.directory, True)
+                sync_folder(self.path)
+                if self.directory:
+                    self._commit_directory()
+                else:
+                    self._commit_file()
+                self.committed = True
+                sync_folder(self.destination.parent)
         except OSError as e:
-            raise write_error(e, self.destination) from None
+            raise self.error(e) from None
+        self.discard()
 
     def _commit_directory(self) -> None:
-        if self.overwrite and self.destination.is_dir():
-            _rename(self.path, self.destination, _RENAME_EXCHANGE)
-            shutil.rmtree(self.path)  # the old output now
+        if not (self.overwrite and os.path.lexists(self.destination)):
+            os.rename(self.path, self.destination)  # fails on a folder that is not empty
             return
-        os.rename(self.path, self.destination)  # fails on a folder that is not empty
+        try:
+            renameat2(self.path, self.destination, RENAME_EXCHANGE)  # the former output goes with the hidden folder
+        except OSError as e:
+            if e.errno not in _CANNOT_RENAME:
+                raise
+            # Stopped between the two, the former output is in the hidden folder, and the next run puts it back.
+            os.rename(self.destination, self.folder / _FORMER)
+            os.rename(self.path, self.destination)
 
     def _commit_file(self) -> None:
-        flags = 0 if self.overwrite else _RENAME_NOREPLACE
-        _rename(self.path / self.destination.name, self.destination, flags)
-        self.path.rmdir()
+        made = self.path / self.destination.name
+        if self.overwrite:
+            os.rename(made, self.destination)
+            return
+        try:
+            renameat2(made, self.destination, RENAME_NOREPLACE)
+        except OSError as e:
+            if e.errno not in _CANNOT_RENAME:
+                raise
+            self._link(made)
+
+    def _link(self, made: Path) -> None:
+        """A link fails where the name is taken, as the rename would have; a plain rename would replace."""
+        try:
+            os.link(made, self.destination, follow_symlinks=False)
+        except OSError as e:
+            if e.errno not in _CANNOT_LINK:
+                raise
+            if os.path.lexists(self.destination):
+                raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(self.destination)) from None
+            os.rename(made, self.destination)
 
     def discard(self) -> None:
-        """Remove everything that was made, unless it has been committed."""
+        """Remove the hidden folder and what is in it."""
+        if self._fd < 0:
+            return
+        with uninterrupted():
+            with suppress(OSError):  # what stays is named so that it can be told, and the next run removes it
+                if not self.committed:
+                    self._put_back()
+                shutil.rmtree(self.folder)
+            self._release()
+
+    def keep(self) -> None:
+        """Leave what is there for a run with ``resume``."""
         if self._fd >= 0:
-            shutil.rmtree(self.path, ignore_errors=True)
-            os.close(self._fd)
-            self._fd = -1
+            self._release()
+
+    def _release(self) -> None:
+        with suppress(OSError):
+            os.rmdir(self.folder)  # if it is empty
+        os.close(self._fd)
+        self._fd = -1
+
+    def error(self, e: OSError) -> OutputError:
+        """An OutputError for what the operating system said while writing."""
+        return write_error(e, self.destination, self._needed)
 
 
-def check_destination(destination: Path, directory: bool, overwrite: bool) -> None:
-    """Raise OutputError when the destination exists and may not be replaced."""
-    if not os.path.lexists(destination):
-        return
-    if not directory:
-        if destination.is_dir():
-            raise OutputError(
-                "The destination is a directory, and its name says that a file is meant.",
-                remedy="Choose another name.",
-                file=destination,
-            )
-        if not overwrite:
-            raise OutputError("The destination exists.", remedy="Give --overwrite to replace it.", file=destination)
-        return
-    if not destination.is_dir():
-        raise OutputError(
-            "The destination exists and is not a directory.",
-            remedy="Choose another name; a name ending in .ckpt, .safetensors or .bin is written as one file.",
-            file=destination,
-        )
-    there = sorted(os.listdir(destination))
-    if not there:
-        return
-    if not overwrite:
-        raise OutputError(
-            "The destination exists and is not empty.", remedy="Give --overwrite to replace it.", file=destination
-        )
-    foreign = [name for name in there if name not in _own_files(destination)]
-    if foreign:
-        raise OutputError(
-            f"The destination holds '{foreign[0]}', which no conversion wrote"
-            + (f" (and {len(foreign) - 1} more)." if len(foreign) > 1 else "."),
-            remedy="Move it away or choose another destination: --overwrite replaces a former output, nothing else.",
-            file=destination,
-        )
-
-
-def _own_files(directory: Path) -> set[str]:
-    """The files that a former conversion wrote into a directory, by its ckptbridge.json."""
-    try:
-        record = json.loads((directory / FILE_NAME).read_text(encoding="utf-8"))
-        files = record["files"]
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
-        return set()
-    return {FILE_NAME, *(name for name in files if isinstance(name, str))} if isinstance(files, list) else set()
-
-
-def write_error(e: OSError, destination: Path) -> OutputError:
-    """An OutputError for what the operating system said while writing."""
-    reason = e.strerror or str(e)
-    if e.errno == errno.ENOSPC:
-        free = shutil.disk_usage(destination.parent if destination.parent.is_dir() else "/").free
-        return OutputError(
-            "The file system is full.",
-            remedy="Free some room, or write to another file system.",
-            file=destination,
-            free=free,
-        )
-    if e.errno == errno.EDQUOT:
-        return OutputError("The disk quota is used up.", remedy="Free some room, or ask for more.", file=destination)
-    if e.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
-        return OutputError(
-            f"The destination cannot be written: {reason}.",
-            remedy="Choose a destination that you may write to.",
-            file=destination,
-        )
-    if e.errno in (errno.EEXIST, errno.ENOTEMPTY):
-        return OutputError(
-            "The destination appeared while the conversion ran.",
-            remedy="Give --overwrite to replace it.",
-            file=destination,
-        )
-    return OutputError(
-        f"Writing failed: {reason}.",
-        remedy="Mend what the system reports, and run again.",
-        file=e.filename or destination,
-    )
-
-
-def _sync_folder(path: Path) -> None:
+def sync_folder(path: Path) -> None:
+    """Make the names in a folder durable."""
     fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(fd)
+    except OSError as e:
+        if e.errno != errno.EINVAL:  # file systems that cannot sync a folder say this
+            raise
     finally:
         os.close(fd)
 
 
-def _rename(source: Path, destination: Path, flags: int) -> None:
-    """Linux's renameat2; where it or the flag is missing, the nearest that plain renames offer."""
-    if flags:
-        try:
-            call = ctypes.CDLL(None, use_errno=True).renameat2
-        except AttributeError:
-            call = None
-        if call is not None:
-            if call(_AT_FDCWD, os.fsencode(source), _AT_FDCWD, os.fsencode(destination), flags) == 0:
-                return
-            number = ctypes.get_errno()
-            if number not in (errno.ENOSYS, errno.EINVAL):
-                raise OSError(number, os.strerror(number), str(destination))
-    if flags == _RENAME_EXCHANGE:
-        aside = source.with_name(source.name + ".old")
-        os.rename(destination, aside)
-        os.rename(source, destination)
-        os.rename(aside, source)
-        return
-    if flags == _RENAME_NOREPLACE and os.path.lexists(destination):
-        raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(destination))
-    os.rename(source, destination)
+def _make(path: Path) -> bool:
+    """Make a folder; False when something is there already."""
+    try:
+        os.mkdir(path)
+    except FileExistsError:
+        return False
+    return True
+
+
+def _make_folders(path: Path) -> None:
+    """Make a folder and those above it, each durable."""
+    missing = [p for p in (path, *path.parents) if not os.path.lexists(p)]
+    for folder in reversed(missing):
+        _make(folder)
+        sync_folder(folder.parent)
+    if not stat.S_ISDIR(os.stat(path).st_mode):
+        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(path))
+
+
+def _remove(path: str) -> None:
+    if stat.S_ISDIR(os.lstat(path).st_mode):
+        shutil.rmtree(path)
+    else:
+        os.unlink(path)

@@ -15,23 +15,14 @@ Progress = Callable[[int], None]
 class Tally:
     """Digests (hex) and CRC-32s of the target tensors by name, and the number of bytes placed.
 
-    ``algorithm`` "none" digests nothing; records for which ``known`` gives a source tensor are not
-    digested, because their bytes are that tensor's. ``worker`` does the work, in order.
+    ``algorithm`` "none" digests nothing. ``worker`` does the work, in order.
     """
 
-    def __init__(
-        self,
-        worker: Worker,
-        algorithm: str,
-        crcs: bool,
-        progress: Progress | None,
-        known: Callable[[Record], str | None],
-    ) -> None:
+    def __init__(self, worker: Worker, algorithm: str, crcs: bool, progress: Progress | None) -> None:
         self._worker = worker
         self._algorithm = algorithm
         self._with_crc = crcs
         self._progress = progress
-        self._known = known
         self.digests: dict[str, str] = {}
         self.crcs: dict[str, int] = {}
         self.bytes = 0
@@ -42,10 +33,19 @@ class Tally:
         if self._progress is not None:
             self._progress(nbytes)
 
-    def begin(self, record: Record) -> Seen:
+    def kept(self, record: Record, digest: str, crc: int) -> None:
+        """Take a record that an earlier run has written."""
+        self.digests[record.spec.name] = digest
+        self.crcs[record.spec.name] = crc
+        self.moved(record.spec.nbytes)
+
+    def settle(self) -> None:
+        """Wait until all that has passed is digested."""
+        self._worker.settle()
+
+    def begin(self) -> Seen:
         """Takes the bytes of one target tensor, in order; :meth:`end` when they have all passed."""
-        digest = self._algorithm != "none" and self._known(record) is None
-        return Seen(self._worker, self._algorithm if digest else "", self._with_crc)
+        return Seen(self._worker, "" if self._algorithm == "none" else self._algorithm, self._with_crc)
 
     def end(self, record: Record, seen: Seen) -> None:
         """All bytes of the record have passed."""

@@ -28,6 +28,12 @@ class Worker:
             raise self._failed
         self._queue.put(job)
 
+    def settle(self) -> None:
+        """Wait until the jobs queued so far are done."""
+        self._queue.join()
+        if self._failed is not None:
+            raise self._failed
+
     def _work(self) -> None:
         while (job := self._queue.get()) is not None:
             if self._failed is None:
@@ -35,6 +41,7 @@ class Worker:
                     job()
                 except BaseException as e:  # raised again on the thread that waits
                     self._failed = e
+            self._queue.task_done()
 
     def __enter__(self) -> Worker:
         return self

@@ -2,26 +2,11 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
-from collections.abc import Callable
-from functools import lru_cache
+
+from ckptbridge.conversion.syscalls import SYNC_WAIT_AFTER, SYNC_WAIT_BEFORE, SYNC_WRITE, sync_file_range
 
 _STEP = 16 << 20  # bytes between two requests
-_WRITE = 2  # SYNC_FILE_RANGE_WRITE: start writing, wait for nothing
-
-
-@lru_cache(maxsize=1)
-def _sync_file_range() -> Callable[[int, int, int, int], int] | None:
-    """Linux's sync_file_range, where the C library has it. Only a hint: fsync alone makes the bytes durable."""
-    try:
-        call = ctypes.CDLL(None).sync_file_range
-    except (OSError, AttributeError):
-        return None
-    call.argtypes = [ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint]
-    call.restype = ctypes.c_int
-    found: Callable[[int, int, int, int], int] = call
-    return found
 
 
 class Writeback:
@@ -30,12 +15,21 @@ class Writeback:
     def __init__(self, fd: int) -> None:
         self._fd = fd
         self._waiting = 0
-        self._call = _sync_file_range()
+        self._call = sync_file_range()
 
     def placed(self, nbytes: int) -> None:
         """Bytes have been placed somewhere in the file."""
         self._waiting += nbytes
         if self._waiting >= _STEP and self._call is not None:
             # The whole file: pages that are clean or under way cost nothing, and places need no bookkeeping.
-            self._call(self._fd, 0, os.fstat(self._fd).st_size, _WRITE)
+            self._call(self._fd, 0, os.fstat(self._fd).st_size, SYNC_WRITE)
             self._waiting = 0
+
+
+def sync(fd: int) -> None:
+    """fsync, after a wait in steps: a signal is not heard while one system call waits for the disk."""
+    call = sync_file_range()
+    if call is not None:
+        for offset in range(0, os.fstat(fd).st_size, _STEP):
+            call(fd, offset, _STEP, SYNC_WAIT_BEFORE | SYNC_WRITE | SYNC_WAIT_AFTER)
+    os.fsync(fd)
