@@ -1,6 +1,6 @@
 """Exact, fast and proved handoff of model checkpoints between PyTorch and MindSpore.
 
-``convert`` and ``open_checkpoint`` are the entries; errors are the family of ``CkptBridgeError``.
+``convert``, ``verify`` and ``open_checkpoint`` are the entries; errors are the family of ``CkptBridgeError``.
 """
 
 from __future__ import annotations
@@ -10,16 +10,17 @@ from typing import TYPE_CHECKING, Any
 from ckptbridge.errors import CkptBridgeError
 
 if TYPE_CHECKING:
-    from ckptbridge.api import convert
+    from ckptbridge.api import convert, verify
     from ckptbridge.formats.lazy import open_checkpoint
     from ckptbridge.tables.table import load_table
 
 __version__ = "0.1.0"
-__all__ = ["CkptBridgeError", "__version__", "convert", "load_table", "open_checkpoint"]
+__all__ = ["CkptBridgeError", "__version__", "convert", "load_table", "open_checkpoint", "verify"]
 
 # Imported on first use, so that the command line starts quickly.
 _HOMES = {
     "convert": "ckptbridge.api",
+    "verify": "ckptbridge.api",
     "open_checkpoint": "ckptbridge.formats.lazy",
     "load_table": "ckptbridge.tables.table",
 }

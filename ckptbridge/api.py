@@ -11,6 +11,10 @@ from ckptbridge.conversion.planner import make_plan
 from ckptbridge.conversion.request import Request
 from ckptbridge.conversion.run import Summary, run
 from ckptbridge.errors import UsageError
+from ckptbridge.verification.forward import ForwardOptions
+from ckptbridge.verification.handoff import Overrides
+from ckptbridge.verification.report import VerifyReport
+from ckptbridge.verification.session import Level, run_verify
 
 StrPath = str | os.PathLike[str]
 
@@ -69,3 +73,63 @@ def convert(
         key=key,
     )
     return run(make_plan(request), request, progress)
+
+
+def verify(
+    *checkpoints: StrPath,
+    level: Level = "all",
+    atol: float = 1e-5,
+    rtol: float = 0.0,
+    dtype: str = "float64",
+    tokens: StrPath | None = None,
+    batch: int = 1,
+    length: int | None = None,
+    seed: int = 0,
+    device: str = "cpu",
+    ms_device: str = "CPU",
+    pt_model: str | None = None,
+    ms_net: str | None = None,
+    golden: StrPath | None = None,
+    prove: bool = False,
+    equal_nan: bool = False,
+    target: str | None = None,
+    layout: Mapping[str, str] | None = None,
+    mapping: StrPath | None = None,
+    config: StrPath | None = None,
+    key: str | None = None,
+) -> VerifyReport:
+    """Judge a handoff; the keywords are the options of ``ckptbridge verify``.
+
+    ``checkpoints`` are the PyTorch and the MindSpore side, or one of them where its provenance names
+    the other, or none for the current folder. The report's ``verdict`` is "holds", "fails" or
+    "unjudged". Raises CkptBridgeError's family when nothing can be judged.
+    """
+    options = ForwardOptions(
+        atol=atol,
+        rtol=rtol,
+        dtype=dtype,
+        tokens=_path(tokens),
+        batch=batch,
+        length=length,
+        seed=seed,
+        device=device,
+        ms_device=ms_device,
+        pt_model=pt_model,
+        ms_net=ms_net,
+        golden=_path(golden),
+        equal_nan=equal_nan,
+        prove=prove,
+        bitwise=level == "all",
+    )
+    overrides = Overrides(target, dict(layout or {}), _path(mapping), _path(config), key)
+    result = run_verify(tuple(Path(p) for p in checkpoints), level, overrides, options)
+    if not isinstance(result, VerifyReport):
+        raise UsageError(
+            f"Only the PyTorch side is here: its run was written to {result.path}, and nothing was judged.",
+            remedy="Verify with the golden file where the MindSpore checkpoint is.",
+        )
+    return result
+
+
+def _path(value: StrPath | None) -> Path | None:
+    return Path(value) if value is not None else None

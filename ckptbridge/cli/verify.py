@@ -101,9 +101,9 @@ def command(**options: Any) -> int:
 
 def _verify(options: dict[str, Any]) -> int:
     from ckptbridge.errors import FormatError
-    from ckptbridge.verify.forward import ForwardOptions
-    from ckptbridge.verify.handoff import Overrides
-    from ckptbridge.verify.session import Golden, run_verify
+    from ckptbridge.verification.forward import ForwardOptions
+    from ckptbridge.verification.handoff import Overrides
+    from ckptbridge.verification.session import Golden, run_verify
 
     names = ("atol", "rtol", "dtype", "tokens", "batch", "length", "seed", "device", "ms_device", "pt_model", "ms_net")
     forward = ForwardOptions(
@@ -121,10 +121,10 @@ def _verify(options: dict[str, Any]) -> int:
                 f"wrote {result.path}: run 'ckptbridge verify MS --golden {result.path.name}' where MindSpore is"
             )
         return 0
-    from ckptbridge.verify.report_html import to_html
-    from ckptbridge.verify.report_json import to_json
-    from ckptbridge.verify.report_junit import to_junit
-    from ckptbridge.verify.report_text import render_text
+    from ckptbridge.verification.report_html import to_html
+    from ckptbridge.verification.report_json import to_json
+    from ckptbridge.verification.report_junit import to_junit
+    from ckptbridge.verification.report_text import render_text
 
     for option, render in (("report", to_json), ("junit", to_junit), ("html", to_html)):
         path = options[option]
@@ -143,7 +143,7 @@ def _verify(options: dict[str, Any]) -> int:
 
 
 def _activations(options: dict[str, Any]) -> int:
-    from ckptbridge.verify import activations
+    from ckptbridge.verification import activations
 
     context = click.get_current_context()
     given = context.get_parameter_source("atol")

@@ -5,6 +5,7 @@ What does not fit is collected, so that one error names all of it.
 
 from __future__ import annotations
 
+import glob
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
@@ -274,9 +275,9 @@ class Matcher:
     def _unexpected(self) -> list[str]:
         left = [name for name in self.tensors if name not in self.consumed]
         self.dropped += [
-            Dropped(name, f"allowed by --allow-unexpected '{glob}'")
+            Dropped(name, f"allowed by --allow-unexpected '{pattern}'")
             for name in left
-            if (glob := _matches(name, self.request.allow_unexpected))
+            if (pattern := _matches(name, self.request.allow_unexpected))
         ]
         return [name for name in left if not _matches(name, self.request.allow_unexpected)]
 
@@ -296,7 +297,7 @@ def _localised(blocks: Sequence[Block]) -> _Parts:
 
 def _matches(name: str, globs: Iterable[str]) -> str:
     """The first glob that matches, or an empty string."""
-    return next((glob for glob in globs if fnmatchcase(name, glob)), "")
+    return next((pattern for pattern in globs if fnmatchcase(name, pattern)), "")
 
 
 def _coverage_error(matcher: Matcher, unexpected: Sequence[str]) -> CoverageError:
@@ -308,11 +309,13 @@ def _coverage_error(matcher: Matcher, unexpected: Sequence[str]) -> CoverageErro
         names = [name for name, _ in matcher.missing]
         rule = matcher.missing[0][1].rule
         lines.append(f"{len(names)} tensor(s) of the {source} side are missing: {_listed(names)} (first by {rule}).")
-        remedies.append(f"--allow-missing '{names[0]}' if the checkpoint is meant to lack it")
+        remedies.append(
+            _promised(matcher) or f"--allow-missing '{_glob(names)}' if the checkpoint is meant to lack them"
+        )
     if unexpected:
         lines.append(f"{len(unexpected)} tensor(s) are not named by the table: {_listed(unexpected)}.")
         remedies.append(
-            f"--allow-unexpected '{unexpected[0]}' to leave it out, or a rule in a table of your own (--mapping)"
+            f"--allow-unexpected '{_glob(unexpected)}' to leave them out, or rules in a table of your own (--mapping)"
         )
     near = _hint(matcher.known, [n for n, _ in matcher.missing], unexpected)
     if near:
@@ -326,6 +329,34 @@ def _coverage_error(matcher: Matcher, unexpected: Sequence[str]) -> CoverageErro
         missing=len(matcher.missing) or None,
         unexpected=len(unexpected) or None,
     )
+
+
+def _glob(names: Sequence[str]) -> str:
+    """One glob for names: the name itself, or the components that all share."""
+    if len(names) == 1:
+        return glob.escape(names[0])
+    shared: list[str] = []
+    for parts in zip(*(name.split(".") for name in names), strict=False):
+        if len(set(parts)) > 1:
+            break
+        shared.append(glob.escape(parts[0]))
+    return ".".join([*shared, "*"]) if shared else glob.escape(names[0])
+
+
+def _promised(matcher: Matcher) -> str:
+    """The config value to set to 0, when just what one index runs over is missing, and all of it.
+
+    So it is with multi-token prediction layers: transformers drops them on saving and keeps their number.
+    """
+    missing = {id(entry) for _, entry in matcher.missing}
+    config = matcher.known.config or {}
+    table = matcher.known.expansion.table
+    for index, expression in table.index.items():
+        own = {id(e) for e in matcher.known.expansion.entries if index in e.at and e.kind == "map" and not e.optional}
+        keys = [name for name in expression.names if isinstance(config.get(name), int)]
+        if own and own == missing and len(keys) == 1:
+            return f"set {keys[0]} to 0 in the config (--config) if the checkpoint is meant to lack what it counts"
+    return ""
 
 
 def _listed(names: Sequence[str]) -> str:

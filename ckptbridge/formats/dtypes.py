@@ -1,6 +1,6 @@
 """The one dtype table: what each element type is called in every format, and its storage word.
 
-Layouts move opaque words; only :mod:`ckptbridge.convert.cast` looks at values. Sources of the
+Layouts move opaque words; only :mod:`ckptbridge.conversion.cast` looks at values. Sources of the
 names: the safetensors header specification, MindSpore's ``tensor_to_ms_type`` keys, and torch's
 legacy storage classes.
 """

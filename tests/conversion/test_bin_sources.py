@@ -142,6 +142,23 @@ def test_a_prefix_that_only_some_names_have_is_part_of_the_name(config: Path, tm
         convert(mixed, tmp_path)
 
 
+# --- names that mislead ----------------------------------------------------------------------
+
+
+def test_the_content_decides_and_never_the_suffix(config: Path, tmp_path: Path) -> None:
+    """Lightning calls its pickles .ckpt, and a MindSpore file renamed to .bin is what it was."""
+    tensors = state()
+    torch.save({"state_dict": tensors, "pytorch-lightning_version": "2.4"}, tmp_path / "last.ckpt")
+    ckptbridge.convert(tmp_path / "last.ckpt", tmp_path / "ms.ckpt", direction="pt2ms")
+    assert_same_words(load_ckpt(tmp_path / "ms.ckpt"), written_out(tensors))
+    (tmp_path / "ms.ckpt").rename(tmp_path / "ms.bin")
+    ckptbridge.convert(tmp_path / "ms.bin", tmp_path / "back.safetensors", direction="ms2pt")
+    assert_same_words(load_safetensors(tmp_path / "back.safetensors"), {n: t.numpy() for n, t in tensors.items()})
+    (tmp_path / "back.safetensors").rename(tmp_path / "odd.pth")
+    ckptbridge.convert(tmp_path / "odd.pth", tmp_path / "again.ckpt", direction="pt2ms")
+    assert_same_words(load_ckpt(tmp_path / "again.ckpt"), written_out(tensors))
+
+
 # --- classes ---------------------------------------------------------------------------------
 
 
