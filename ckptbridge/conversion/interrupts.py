@@ -27,9 +27,9 @@ def uninterrupted() -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-    for number, frame in came[:1]:
-        first = before[signal.Signals(number)]
+    for came_first, frame in came[:1]:
+        first = before[signal.Signals(came_first)]
         if callable(first):
-            first(number, frame)
+            first(came_first, frame)
         else:
-            signal.raise_signal(number)
+            signal.raise_signal(came_first)
