@@ -37,6 +37,7 @@ def convert(
     allow_overflow: bool = False,
     provenance: Mapping[str, str] | None = None,
     overwrite: bool = False,
+    resume: bool = False,
     crc: bool = False,
     digest: str = "blake3",
     key: str | None = None,
@@ -47,7 +48,8 @@ def convert(
     ``direction`` is "pt2ms" or "ms2pt"; ``max_shard_size`` is in bytes; ``progress`` is called with the
     number of bytes that have just been placed. Returns what was done: the plan, the provenance,
     numbers of tensors and bytes, seconds, and the values that a cast lost. Raises CkptBridgeError's
-    family, and leaves no output behind when it does.
+    family, and leaves no output behind when it does; stopped by KeyboardInterrupt it leaves what is finished in a
+    hidden folder, for the same call with ``resume``.
     """
     if direction not in ("pt2ms", "ms2pt"):
         raise UsageError(f"There is no direction '{direction}'.", remedy="Use 'pt2ms' or 'ms2pt'.")
@@ -68,6 +70,7 @@ def convert(
         allow_overflow=allow_overflow,
         provenance=dict(provenance or {}),
         overwrite=overwrite,
+        resume=resume,
         crc=crc,
         digest=digest,
         key=key,

@@ -131,6 +131,21 @@ class BackendError(CkptBridgeError):
     code = "backend"
 
 
+class InternalError(CkptBridgeError):
+    """Something that this project did not foresee: a fault in it, or a machine that gave out."""
+
+    code = "internal"
+
+    def __init__(self, cause: Exception) -> None:
+        if isinstance(cause, MemoryError):
+            super().__init__("There is not enough memory.", remedy="Close other programs, or take a larger machine.")
+        else:
+            super().__init__(
+                f"Something that was not foreseen: {type(cause).__name__}: {cause}",
+                remedy="Run again as 'ckptbridge --debug ...' to see where, and report it with that text.",
+            )
+
+
 class InterruptedByUser(CkptBridgeError):
     """The run was stopped by a signal; the exit code is the shell's 128 + its number."""
 

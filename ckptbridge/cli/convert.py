@@ -11,6 +11,7 @@ import click
 
 from ckptbridge.cli.options import KeyValue, Size, unique_keys
 from ckptbridge.conversion.plan import Direction
+from ckptbridge.errors import printable
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
@@ -82,6 +83,11 @@ _OPTIONS: list[Callable[[Any], Any]] = [
         help="A note to embed in the output; repeatable. Example: --provenance run=42",
     ),
     click.option("--overwrite", is_flag=True, help="Replace a former output. Example: SRC DST --overwrite"),
+    click.option(
+        "--resume",
+        is_flag=True,
+        help="Go on with what a stopped run had finished, else removed. Example: SRC DST --resume",
+    ),
     click.option(
         "--key", metavar="NAME", help="Which state dict of a .bin that holds several. Example: --key ema.state_dict"
     ),
@@ -175,6 +181,7 @@ def _convert(direction: Direction, *, dry_run: bool, as_json: bool, quiet: bool,
         allow_overflow=options["allow_overflow"],
         provenance=options["provenance"],
         overwrite=options["overwrite"],
+        resume=options["resume"],
         crc=options["crc"],
         digest=options["digest"],
         key=options["key"],
@@ -196,4 +203,6 @@ def _convert(direction: Direction, *, dry_run: bool, as_json: bool, quiet: bool,
     if as_json:
         click.echo(json.dumps(summary.to_dict()))
     elif not quiet:
+        for note in summary.notes:
+            click.echo(f"note    {printable(note)}", err=True)
         click.echo(summary_line(summary))

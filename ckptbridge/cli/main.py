@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import importlib
+import os
 import signal
 import sys
+import time
+import traceback
 from collections.abc import Sequence
 from types import FrameType
 from typing import NoReturn
@@ -12,7 +15,7 @@ from typing import NoReturn
 import click
 
 from ckptbridge import __version__
-from ckptbridge.errors import CkptBridgeError, InterruptedByUser, UsageError
+from ckptbridge.errors import CkptBridgeError, InternalError, InterruptedByUser, UsageError
 
 # Subcommands are imported when they are called, so that --help stays quick.
 _COMMANDS = {
@@ -58,18 +61,29 @@ class _LazyGroup(click.Group):
 def cli(ctx: click.Context, debug: bool) -> None:
     """Hand model checkpoints between PyTorch and MindSpore: exactly, and with proof.
 
-    Exit codes: 0 done or holds, 1 the claim does not hold, 2 cannot be done or judged.
+    Exit codes: 0 done or holds, 1 the claim does not hold, 2 cannot be done or judged, 130 and 143 stopped by
+    SIGINT and SIGTERM.
     """
     ctx.obj = debug
 
 
-def _stop(number: int, frame: FrameType | None) -> NoReturn:
-    raise InterruptedByUser(number)
+_PATIENCE = 5.0  # seconds for a clean stop; some launchers send a signal twice at once
+_asked: list[float] = []
+
+
+def _stop(number: int, frame: FrameType | None) -> None:
+    """Stop cleanly; a signal long after the first one ends the process at once, which loses nothing either."""
+    _asked.append(time.monotonic())
+    if len(_asked) == 1:
+        raise InterruptedByUser(number)
+    if _asked[-1] - _asked[0] > _PATIENCE:
+        os._exit(128 + number)
 
 
 def main(args: Sequence[str] | None = None) -> NoReturn:
     """Run the command line and exit. No error reaches the user as a traceback, unless --debug asks for it."""
     arguments = list(sys.argv[1:] if args is None else args)
+    _asked.clear()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, _stop)
     try:
@@ -81,17 +95,18 @@ def main(args: Sequence[str] | None = None) -> NoReturn:
         code = 2
         if "--json" in arguments:
             _print_json(UsageError(e.format_message(), remedy="See --help."))
-    except CkptBridgeError as e:
-        if "--debug" in arguments:
-            raise
-        click.echo(f"error: {e}", err=True)
-        code = e.exit_code
-        if "--json" in arguments:
-            _print_json(e)
     except _ReaderGone:
         # Say nothing more, and let no flush fail at exit.
         sys.stdout = sys.stderr = open("/dev/null", "w")  # noqa: SIM115, PTH123
         code = 141
+    except Exception as e:
+        if "--debug" in arguments:
+            traceback.print_exc()
+        error = e if isinstance(e, CkptBridgeError) else InternalError(e)
+        click.echo(f"error: {error}", err=True)
+        code = error.exit_code
+        if "--json" in arguments:
+            _print_json(error)
     sys.exit(code if isinstance(code, int) else 0)
 
 

@@ -5,12 +5,15 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 from ckptbridge.cli.fold import fold
-from ckptbridge.conversion.plan import Plan, Record
-from ckptbridge.conversion.run import Summary
-from ckptbridge.conversion.tally import Progress
 from ckptbridge.errors import printable
+
+if TYPE_CHECKING:  # what only annotates is not loaded: inspect prints by this module, too
+    from ckptbridge.conversion.plan import Plan, Record
+    from ckptbridge.conversion.run import Summary
+    from ckptbridge.conversion.tally import Progress
 
 _SOURCES_SHOWN = 4
 
@@ -93,12 +96,13 @@ def summary_line(summary: Summary) -> str:
     files = [file.name for file in summary.plan.files]
     where = printable(summary.plan.destination)
     shards = f" ({len(files)} shards)" if len(files) > 1 else ""
+    kept = f" ({human_bytes(summary.kept)} of them by an earlier run)" if summary.kept else ""
     lost = ""
     if summary.overflow or summary.underflow:
         lost = f"; {summary.overflow} value(s) became infinite and {summary.underflow} zero"
     return (
-        f"wrote {where}{shards}: {summary.tensors} tensors, {human_bytes(summary.nbytes)} ({summary.nbytes} bytes), "
-        f"in {summary.seconds:.1f} s{lost}"
+        f"wrote {where}{shards}: {summary.tensors} tensors, {human_bytes(summary.nbytes)} ({summary.nbytes} bytes)"
+        f"{kept}, in {summary.seconds:.1f} s{lost}"
     )
 
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 from ckptbridge.conversion.destination import destination_of, output_files, refuse_source
@@ -10,11 +13,43 @@ from ckptbridge.conversion.matching import Matcher
 from ckptbridge.conversion.plan import FileStat, Plan
 from ckptbridge.conversion.request import Request, Understood, understand
 from ckptbridge.conversion.trail import trail_before
+from ckptbridge.errors import SourceChangedError
 
 
 def make_plan(request: Request) -> Plan:
     """The plan of a conversion; reads headers only, writes nothing."""
-    return plan_from(understand(request), request)
+    before = {path: (stat.st_size, stat.st_mtime_ns) for path, stat in _candidates(request.source)}
+    plan = plan_from(understand(request), request)
+    for path, stat in plan.stats.items():
+        if before.get(path) not in (None, (stat.size, stat.mtime_ns)):
+            raise SourceChangedError(
+                "A source file changed while its header was read.",
+                remedy="Run the conversion again when nothing writes to the source.",
+                file=path,
+            )
+    return plan
+
+
+def _candidates(source: Path) -> Iterator[tuple[Path, os.stat_result]]:
+    """The files that a source may consist of, as they are now: itself, or those of its directory or an index's."""
+    folder = source if source.is_dir() else source.parent
+    with suppress(OSError):  # the reader says what is wrong
+        for path in folder.iterdir() if source.is_dir() or source.suffix == ".json" else [source]:
+            with suppress(OSError):
+                yield path, path.stat()
+
+
+def _stats(paths: Iterable[Path]) -> dict[Path, FileStat]:
+    found = {}
+    for path in paths:
+        try:
+            stat = path.stat()
+        except OSError as e:
+            raise SourceChangedError(
+                f"A source file is there no more: {e.strerror}.", remedy="Check the source, and run again.", file=path
+            ) from None
+        found[path] = FileStat(stat.st_size, stat.st_mtime_ns)
+    return found
 
 
 def plan_from(known: Understood, request: Request) -> Plan:
@@ -30,14 +65,10 @@ def plan_from(known: Understood, request: Request) -> Plan:
     config = _written_config(known.config, matcher)
     trail = trail_before(known, request, config, matcher.dropped, matcher.comparisons, matcher.absent, records)
     files = output_files(destination, records, request, trail)
-    stats = {}
-    for path in known.inventory.files:
-        stat = path.stat()
-        stats[path] = FileStat(stat.st_size, stat.st_mtime_ns)
     return Plan(
         direction=known.direction,
         inventory=known.inventory,
-        stats=stats,
+        stats=_stats(known.inventory.files),
         expansion=known.expansion,
         destination=destination.path,
         directory=destination.directory,
