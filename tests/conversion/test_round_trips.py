@@ -53,6 +53,8 @@ def written_out(
 def test_files_have_the_layout_and_come_back_bit_for_bit(table: Table, tmp_path: Path) -> None:
     models = cases(table)
     assert models, f"no small model is written out for {table.name}"
+    if table.target in ("hf", "flat"):  # renames: what the variants change is judged in tests/mappings
+        models = [models[0], models[-1]] if len(models) > 1 else models
     for k, (config, shapes, root) in enumerate(models):
         pt = random_arrays(shapes, seed=k)
         source = save_hf(tmp_path / f"{k}", pt, config)
