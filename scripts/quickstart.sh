@@ -65,4 +65,7 @@ nbytes = sum(tensor.nbytes for tensor in published.values())
 print(f"all {len(published)} tensors are bit-identical to the published file ({nbytes} bytes)")
 EOF
 
+step "Judge the handoff: every weight bit for bit, and the logits of PyTorch and MindSpore (exit code 0: it holds)"
+run ckptbridge verify "$model" "$out/minilm.ckpt" --atol 1e-5 --html "$out/verify.html" --junit "$out/verify.xml"
+
 step "Done; the results are in $out"

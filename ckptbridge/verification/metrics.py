@@ -124,7 +124,11 @@ def check_tolerances(atol: float, rtol: float) -> None:
     """Raises UsageError unless both are finite and not negative."""
     for name, value in (("atol", atol), ("rtol", rtol)):
         if not (math.isfinite(value) and value >= 0):
-            raise UsageError(f"The tolerance {name} = {value} is not a number from 0 up.", option=f"--{name}")
+            raise UsageError(
+                f"The tolerance {name} = {value} is not a number from 0 up.",
+                remedy=f"For example: --{name} 1e-5.",
+                option=f"--{name}",
+            )
 
 
 def judge(metrics: Metrics, atol: float, rtol: float = 0.0, *, equal_nan: bool = False) -> Judgement:
