@@ -1,6 +1,7 @@
 """Exact, fast and proved handoff of model checkpoints between PyTorch and MindSpore.
 
-``convert``, ``verify`` and ``open_checkpoint`` are the entries; errors are the family of ``CkptBridgeError``.
+``convert``, ``verify``, ``inspect`` and ``open_checkpoint`` are the entries; errors are the family of
+``CkptBridgeError``.
 """
 
 from __future__ import annotations
@@ -11,16 +12,18 @@ from ckptbridge.errors import CkptBridgeError
 
 if TYPE_CHECKING:
     from ckptbridge.api import convert, verify
+    from ckptbridge.conversion.inspection import inspect
     from ckptbridge.formats.lazy import open_checkpoint
     from ckptbridge.tables.table import load_table
 
 __version__ = "0.1.0"
-__all__ = ["CkptBridgeError", "__version__", "convert", "load_table", "open_checkpoint", "verify"]
+__all__ = ["CkptBridgeError", "__version__", "convert", "inspect", "load_table", "open_checkpoint", "verify"]
 
 # Imported on first use, so that the command line starts quickly.
 _HOMES = {
     "convert": "ckptbridge.api",
     "verify": "ckptbridge.api",
+    "inspect": "ckptbridge.conversion.inspection",
     "open_checkpoint": "ckptbridge.formats.lazy",
     "load_table": "ckptbridge.tables.table",
 }

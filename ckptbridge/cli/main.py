@@ -21,6 +21,7 @@ from ckptbridge.errors import CkptBridgeError, InternalError, InterruptedByUser,
 _COMMANDS = {
     "convert": ("ckptbridge.cli.convert", "Convert a checkpoint: pt2ms or ms2pt."),
     "verify": ("ckptbridge.cli.verify", "Judge a handoff: weights bit for bit, logits on both backends."),
+    "inspect": ("ckptbridge.cli.inspect", "Look into a checkpoint: contents, history, statistics, fitting tables."),
     "mappings": ("ckptbridge.cli.mappings", "List, show, prove and suggest mapping tables."),
 }
 

@@ -3,18 +3,20 @@
 A rule's names are read with every number left open, so ``layers.{i}.norm.weight`` and
 ``layers.7.norm.weight`` are one pattern, ``layers.*.norm.weight``. A table fits when it has a
 pattern for every name, when nothing is missing that its rules require whatever the config says, and
-when each index counts from 0 without a gap. That is what names can show: which of several layouts of
-one name a tensor has, they cannot, and models that share all names remain candidates together.
+when each index counts from 0 without a gap; an index that no name uses may be empty. That is what names
+can show: which of several layouts of one name a tensor has, they cannot, and models that share all
+names remain candidates together.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import product
 from typing import Any, Literal
 
+from ckptbridge.tables.expressions import parse_expression
 from ckptbridge.tables.sections import Head, parse_head
 from ckptbridge.tables.sources import Parsed, Source, read_source, shipped_directory
 
@@ -27,34 +29,23 @@ _NEAR = 0.5  # of the names known: below that, a table has nothing to do with th
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """How a table's names on one side meet a checkpoint's.
+    """How a table's names on one side meet a checkpoint's: ``known`` of ``total`` stand in the table.
 
-    ``known`` of ``total`` names stand in the table. ``against`` are sentences, empty when the table fits.
+    ``reasons`` are sentences on why it fits, or all that speaks against it.
     """
 
     family: str
     target: str
     default: bool
-    model_types: tuple[str, ...]
     side: Side
+    fits: bool
     known: int
     total: int
-    against: tuple[str, ...]
-
-    @property
-    def fits(self) -> bool:
-        return not self.against
+    reasons: tuple[str, ...]
 
     @property
     def table(self) -> str:
         return f"{self.family}/{self.target}"
-
-    @property
-    def reasons(self) -> tuple[str, ...]:
-        """Why it fits, or why not."""
-        if self.against:
-            return self.against
-        return (f"all {self.total} names are in the table, and none that it always requires is missing",)
 
     def to_dict(self) -> dict[str, object]:
         """The candidate as JSON shows it."""
@@ -81,12 +72,15 @@ def recognise(
     if not seen.total:
         return ()
     tables = [(head, source) for head, source in _shipped() if model_type in (None, *head.model_types)]
-    found = [_judge(head, source, side, seen) for head, source in tables for side in sides]
-    fitting = sorted((c for c in found if c.fits), key=lambda c: (c.side != "pt", c.family, not c.default, c.target))
+    judged = [_judge(head, source, side, seen) for head, source in tables for side in sides]
+    fitting = [j for j in judged if j.candidate.fits]
     if fitting:
-        return tuple(fitting)
-    near = max(found, key=lambda c: (c.known, c.default), default=None)
-    return (near,) if near is not None and near.known >= _NEAR * seen.total else ()
+        # A mixture of experts is no candidate for a model without any, where a dense model is one.
+        full = {j.candidate.side for j in fitting if not j.unused}
+        found = [j.candidate for j in fitting if not j.unused or j.candidate.side not in full]
+        return tuple(sorted(found, key=lambda c: (c.side != "pt", c.family, not c.default, c.target)))
+    near = max(judged, key=lambda j: (j.candidate.known, -j.unused, j.candidate.default), default=None)
+    return (near.candidate,) if near is not None and near.candidate.known >= _NEAR * seen.total else ()
 
 
 @lru_cache(maxsize=1)
@@ -128,14 +122,17 @@ def _opened(name: str) -> tuple[str, tuple[int, ...]]:
 
 @dataclass(frozen=True, slots=True)
 class _Pattern:
-    """A rule's name; ``opens`` are the placeholders, in order, that its stars stand for ("" for a written number)."""
+    """A rule's name. ``opens`` are the placeholders that its stars stand for ("" for a written number)."""
 
     text: str
     opens: tuple[str, ...]
+    indices: frozenset[str]
 
 
-def _pattern(template: str, constants: Mapping[str, str]) -> _Pattern:
-    text, opens = "", []
+def _pattern(template: str, constants: Mapping[str, str], known: Collection[str]) -> _Pattern:
+    """``template`` with ``constants`` put in, everything else in braces open; ``known`` are the table's indices."""
+    text = ""
+    placeholders: list[str] = []
     rest = template
     while rest:
         literal, _, rest = rest.partition("{")
@@ -144,20 +141,21 @@ def _pattern(template: str, constants: Mapping[str, str]) -> _Pattern:
         if closed and inside in constants:
             text += constants[inside]
         elif closed:
-            opens.append(inside)
+            placeholders.append(inside)
             text += _ANY
     parts = text.split(".")
-    placeholders = iter(opens)
-    stars = []
+    waiting = iter(placeholders)
+    opens = []
     for k, part in enumerate(parts):
         if _ANY in part:
-            placeholder = next(placeholders, "")
+            placeholder = next(waiting, "")
             if part == _ANY:
-                stars.append(placeholder)
+                opens.append(placeholder)
         elif part.isascii() and part.isdigit():
-            stars.append("")
+            opens.append("")
             parts[k] = _ANY
-    return _Pattern(".".join(parts), tuple(stars))
+    names = frozenset(name for p in placeholders for name in parse_expression(p).names)
+    return _Pattern(".".join(parts), tuple(opens), names & frozenset(known))
 
 
 def _strings(value: object) -> tuple[str, ...]:
@@ -209,28 +207,42 @@ def _filled_all(strings: Mapping[str, str], roots: Mapping[str, str]) -> dict[st
 # --- the judgement ---------------------------------------------------------------------------
 
 
-def _judge(head: Head, source: Source, side: Side, seen: _Seen) -> Candidate:
+@dataclass(frozen=True, slots=True)
+class _Judged:
+    """A candidate, and how many of its table's indices no name uses."""
+
+    candidate: Candidate
+    unused: int
+
+
+def _judge(head: Head, source: Source, side: Side, seen: _Seen) -> _Judged:
     roots, unrooted = _choose_roots(source, side, seen.names)
     constants = _filled_all({k: str(v) for k, v in source.sections["strings"].items()}, roots)
+    index = source.sections["index"]
     patterns: dict[str, _Pattern] = {}
     required: list[_Pattern] = []
     for rule in source.rules:
         for template in _templates(rule.fields, side):
-            pattern = _pattern(template, constants)
+            pattern = _pattern(template, constants, index)
             patterns[pattern.text] = pattern
             if _required(rule.fields):
                 required.append(pattern)
     scale = str(source.sections["fp8"].get("suffix") or "")
     unknown = [t for t in seen.numbers if t not in patterns and not (scale and t.removesuffix(scale) in patterns)]
     known = seen.total - sum(len(seen.numbers[text]) for text in unknown)
+    there = [patterns[text] for text in seen.numbers if text in patterns]
+    used = frozenset(name for pattern in there for name in pattern.indices)
     against = [unrooted] if unrooted else []
     if unknown:
         against.append(f"{seen.total - known} of {seen.total} names are not in the table: {_few(unknown)}")
-    missing = [pattern.text for pattern in required if pattern.text not in seen.numbers]
+    missing = [p.text for p in required if p.text not in seen.numbers and (p.indices <= used or not used)]
     if missing:
         against.append(f"names that the table requires are missing: {_few(missing)}")
-    against += _gaps(required, seen, set(source.sections["index"]))
-    return Candidate(head.family, head.target, head.default, head.model_types, side, known, seen.total, tuple(against))
+    against += _gaps(required, seen, set(index))
+    reasons = tuple(against) or (f"all {seen.total} names are in it, and none that it always requires is missing",)
+    candidate = Candidate(head.family, head.target, head.default, side, not against, known, seen.total, reasons)
+    on_side = frozenset(name for pattern in patterns.values() for name in pattern.indices)
+    return _Judged(candidate, len(on_side - used))
 
 
 def _gaps(required: Sequence[_Pattern], seen: _Seen, indices: set[str]) -> list[str]:
