@@ -1,0 +1,1 @@
+"""The benchmark behind ``scripts/bench.py``: its inputs, baselines, rows, measurements and tables."""
