@@ -22,6 +22,8 @@ _COMMANDS = {
     "convert": ("ckptbridge.cli.convert", "Convert a checkpoint: pt2ms or ms2pt."),
     "verify": ("ckptbridge.cli.verify", "Judge a handoff: weights bit for bit, logits on both backends."),
     "inspect": ("ckptbridge.cli.inspect", "Look into a checkpoint: contents, history, statistics, fitting tables."),
+    "diff": ("ckptbridge.cli.diff", "Compare two checkpoints, across formats and, by a table, across sides."),
+    "doctor": ("ckptbridge.cli.doctor", "Say what of this machine works: packages, devices, numerics switches."),
     "mappings": ("ckptbridge.cli.mappings", "List, show, prove and suggest mapping tables."),
 }
 

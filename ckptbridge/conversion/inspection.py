@@ -171,7 +171,7 @@ def inspect_inventory(
         aliases=inventory.aliases,
         tied=carried.tied if carried is not None else {},
         strings={k: v for k, v in inventory.strings.items() if k != provenance.TAG or carried is None},
-        scalars=_scalars(inventory),
+        scalars=scalar_values(inventory),
         notes=inventory.notes,
         history=tuple(_step(record) for record in (carried.history if carried is not None else ())),
         model_type=model_type,
@@ -247,8 +247,8 @@ def _of_layers(inventory: Inventory) -> Candidate:
     return Candidate(generic.FAMILY, generic.TARGET, False, "pt", fits, total if fits else 0, total, reasons)
 
 
-def _scalars(inventory: Inventory) -> dict[str, object]:
-    """The values of the training state that stands among the weights."""
+def scalar_values(inventory: Inventory) -> dict[str, object]:
+    """The values of the training state that stands among the weights, as JSON has them."""
     if not inventory.scalars:
         return {}
     from ckptbridge.formats.lazy import LazyTensor
