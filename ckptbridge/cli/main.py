@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import io
 import os
 import signal
 import sys
@@ -15,7 +16,7 @@ from typing import NoReturn
 import click
 
 from ckptbridge import __version__
-from ckptbridge.errors import CkptBridgeError, InternalError, InterruptedByUser, UsageError
+from ckptbridge.errors import CkptBridgeError, InternalError, InterruptedByUser, UsageError, printable
 
 # Subcommands are imported when they are called, so that --help stays quick.
 _COMMANDS = {
@@ -52,6 +53,17 @@ class _LazyGroup(click.Group):
         command: click.Command = module.command
         return command
 
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        name = args[0]
+        if name not in _COMMANDS and not name.startswith("-") and not ctx.resilient_parsing:
+            from ckptbridge.tables.messages import nearest
+
+            # click would look for the nearest among commands that are imported, and there are none.
+            raise click.UsageError(f"No such command '{printable(name)}'. {nearest(name, _COMMANDS)}", ctx)
+        return super().resolve_command(ctx, args)
+
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
             formatter.write_dl([(name, text) for name, (_, text) in _COMMANDS.items()])
@@ -87,6 +99,10 @@ def main(args: Sequence[str] | None = None) -> NoReturn:
     """Run the command line and exit. No error reaches the user as a traceback, unless --debug asks for it."""
     arguments = list(sys.argv[1:] if args is None else args)
     _asked.clear()
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            # A name that the terminal's encoding lacks is escaped; it must not end the command.
+            stream.reconfigure(errors="backslashreplace")
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, _stop)
     try:

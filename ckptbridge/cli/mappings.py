@@ -30,7 +30,7 @@ def list_(as_json: bool) -> None:
 
     tables = catalog.shipped()
     if as_json:
-        click.echo(json.dumps({"tables": [list_dict(table) for table in tables]}, ensure_ascii=False))
+        click.echo(json.dumps({"tables": [list_dict(table) for table in tables]}))
     else:
         click.echo("\n".join(list_lines(tables)))
 
@@ -72,14 +72,14 @@ def show(
             )
         if as_json:
             rules = [show_tables.rule_dict(rule) for rule in table.rules]
-            click.echo(json.dumps({**show_tables.list_dict(table), "rules": rules}, ensure_ascii=False))
+            click.echo(json.dumps({**show_tables.list_dict(table), "rules": rules}))
         else:
             click.echo("\n".join(show_tables.table_lines(table)))
         return
     expansion = expand(table, read_config(config), dict(layout))
     if as_json:
         entries = [entry.to_dict() for entry in show_tables.folded_entries(expansion.entries)]
-        click.echo(json.dumps({**show_tables.list_dict(table), "entries": entries}, ensure_ascii=False))
+        click.echo(json.dumps({**show_tables.list_dict(table), "entries": entries}))
     else:
         click.echo("\n".join(show_tables.expansion_lines(expansion)))
 
@@ -126,7 +126,7 @@ def check(files: tuple[Path, ...], config_paths: tuple[Path, ...], as_json: bool
         if not as_json and (result.counter_example is not None or not quiet):
             click.echo("\n".join(checked_lines(result, table.path if files else None)))
     if as_json:
-        click.echo(json.dumps({"tables": [result.to_dict() for result in results]}, ensure_ascii=False))
+        click.echo(json.dumps({"tables": [result.to_dict() for result in results]}))
     return 1 if any(result.counter_example is not None for result in results) else 0
 
 
@@ -159,7 +159,7 @@ def suggest(pt: Path, ms: Path, output: Path | None, overwrite: bool, as_json: b
     if output is not None:
         write_table(text, output, overwrite)
     if as_json:
-        click.echo(json.dumps({**suggestion_dict(found), "table": text}, ensure_ascii=False))
+        click.echo(json.dumps({**suggestion_dict(found), "table": text}))
         return
     if output is None:
         click.echo(text, nl=False)
