@@ -25,13 +25,12 @@ def command(path: Path, tensors: str | None, stats: bool, as_tree: bool, key: st
 
     Example: ckptbridge inspect Qwen3-8B --tensors '*.q_proj.weight' --stats
     """
-    from ckptbridge.conversion.inspection import inspect_inventory, selected
+    from ckptbridge.conversion.inspection import inspect_inventory, open_for_inspection, selected
     from ckptbridge.errors import UsageError
-    from ckptbridge.formats.detect import open_inventory
 
     if stats and as_tree:
         raise UsageError("--stats and --tree exclude each other.", remedy="Give one of them.", option="--tree")
-    inventory = open_inventory(path, key)
+    inventory = open_for_inspection(path, key)
     if stats:
         from ckptbridge.cli.show import progress_bar
 

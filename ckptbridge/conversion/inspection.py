@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +24,7 @@ StrPath = str | os.PathLike[str]
 
 _MAX_STRING = 200  # characters of a string entry that are shown
 _SHOWN_SCALARS = 100
+_SEARCHED = 1000  # names among which the nearest is looked for
 
 
 @dataclass(frozen=True)
@@ -132,7 +134,19 @@ def inspect(
     ``progress`` is called with the number of bytes just read; ``key`` chooses among a .bin's state
     dicts. Raises CkptBridgeError's family: for what is no checkpoint, and for a glob that matches nothing.
     """
-    return inspect_inventory(open_inventory(Path(path), key), Path(path), tensors, stats, progress)
+    return inspect_inventory(open_for_inspection(Path(path), key), Path(path), tensors, stats, progress)
+
+
+def open_for_inspection(path: Path, key: str | None) -> Inventory:
+    """The inventory; raises UsageError for a ``key`` where there is nothing to choose from, and reading's errors."""
+    inventory = open_inventory(path, key)
+    if key is not None and inventory.format != "bin":
+        raise UsageError(
+            f"Only a .bin holds several state dicts, and this is {inventory.format}.",
+            remedy="Leave --key out.",
+            option="--key",
+        )
+    return inventory
 
 
 def inspect_inventory(
@@ -187,11 +201,12 @@ def selected(inventory: Inventory, glob: str | None) -> tuple[TensorSpec, ...]:
         return specs
     chosen = tuple(spec for spec in specs if fnmatchcase(spec.name, glob))
     if not chosen:
-        from ckptbridge.tables.messages import nearest
+        from ckptbridge.tables.messages import suggestion
 
+        near = suggestion(glob, islice(inventory.tensors, _SEARCHED))
         raise UsageError(
             f"No tensor's name matches '{glob}'.",
-            remedy=f"A glob must match the whole name, as '*norm*' does. {nearest(glob, inventory.tensors)}",
+            remedy=f"A glob must match the whole name, as '*norm*' does. {near}".rstrip(),
             option="--tensors",
         )
     return chosen

@@ -31,7 +31,11 @@ def read_weight_map(index: Path) -> dict[str, str]:
         value = parse_json(source.read(0, source.size), index)
     weight_map = value.get("weight_map", value) if isinstance(value, dict) else None
     if not isinstance(weight_map, dict) or not all(isinstance(name, str) for name in weight_map.values()):
-        raise FormatError("The index holds no map of tensor names to file names.", remedy=_AGAIN, file=index)
+        raise FormatError(
+            "This JSON file is no index of shards: it holds no map of tensor names to file names.",
+            remedy="Name the weights, or the directory that holds them.",
+            file=index,
+        )
     if not weight_map:
         raise FormatError("The index names no tensor.", remedy=_AGAIN, file=index)
     return weight_map

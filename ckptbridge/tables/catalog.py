@@ -9,7 +9,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from ckptbridge.errors import UsageError
-from ckptbridge.tables.messages import located, nearest
+from ckptbridge.tables.messages import located, nearest, suggestion
 from ckptbridge.tables.sections import Head, parse_head
 from ckptbridge.tables.sources import parse_toml, read_text, shipped_directory
 from ckptbridge.tables.table import Table, load_table
@@ -54,7 +54,7 @@ def find(model_type: str, target: str | None = None) -> Table:
         raise UsageError(
             f"There is no table from '{model_type}' to the target '{target}'.",
             option="--target",
-            remedy=f"Targets of {model_type}: {listed}. {nearest(target, targets(model_type))}",
+            remedy=f"Targets of {model_type}: {listed}. {suggestion(target, targets(model_type))}".rstrip(),
         )
     if len(chosen) != 1:
         raise UsageError(

@@ -18,14 +18,18 @@ def located(**where: object) -> Iterator[None]:
         raise type(error)(error.what, remedy=error.remedy, **{**where, **error.where}) from error
 
 
+def suggestion(word: str, known: Iterable[str]) -> str:
+    """``"Did you mean 'axes'?"``, or nothing when no name is near."""
+    # The comparison is quadratic in the length: a name from elsewhere may be very long.
+    close = get_close_matches(word[:100], sorted(known), n=1, cutoff=0.6)
+    return f"Did you mean '{close[0]}'?" if close else ""
+
+
 def nearest(word: str, known: Iterable[str]) -> str:
     """``"Did you mean 'axes'?"``, or the names there are when none is near, or nothing."""
     names = sorted(known)
-    # The comparison is quadratic in the length: a name from elsewhere may be very long.
-    close = get_close_matches(word[:100], names, n=1, cutoff=0.6)
-    if close:
-        return f"Did you mean '{close[0]}'?"
-    return f"There is: {', '.join(names[:40])}{' ...' if len(names) > 40 else ''}." if names else ""
+    listed = f"There is: {', '.join(names[:40])}{' ...' if len(names) > 40 else ''}." if names else ""
+    return suggestion(word, names) or listed
 
 
 def shorten(value: object, limit: int = 60) -> str:
