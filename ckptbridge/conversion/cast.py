@@ -17,6 +17,8 @@ from ckptbridge.errors import DTypeError
 from ckptbridge.formats.dtypes import BY_NAME, DType
 
 Words = npt.NDArray[Any]
+Empty = Callable[[int, "np.dtype[Any]"], Words]  # an array of so many words
+Caster = Callable[[Words, Words, Empty], None]  # from words, into words
 
 FLOAT_TARGETS = ("float64", "float32", "float16", "bfloat16")
 
@@ -67,10 +69,17 @@ def cast_words(words: Words, source: DType, target: DType) -> tuple[Words, CastC
     """
     if source == target:
         return words, CastCount()
+    out = np.empty(words.shape, target.word)
+    return out, cast_into(words, source, target, out, np.empty)
+
+
+def cast_into(words: Words, source: DType, target: DType, out: Words, empty: Empty) -> CastCount:
+    """Like :func:`cast_words` for another dtype, into ``out``; ``empty(count, word)`` gives what memory it takes."""
     if source.kind in ("int", "uint"):
-        return _cast_integers(words, source, target), CastCount()
-    result = _caster(source.name, target.name)(words)
-    return result, CastCount() if lossless(source, target) else _count(words, source, result, target)
+        out[...] = _cast_integers(words, source, target)
+        return CastCount()
+    _caster(source.name, target.name)(words, out, empty)
+    return CastCount() if lossless(source, target) else _count(words, source, out, target, empty)
 
 
 def _cast_integers(words: Words, source: DType, target: DType) -> Words:
@@ -81,48 +90,64 @@ def _cast_integers(words: Words, source: DType, target: DType) -> Words:
     return values.astype(target.name).view(target.word)
 
 
-def _count(words: Words, source: DType, result: Words, target: DType) -> CastCount:
-    magnitude_in, inf_in = _magnitude(words, source)
-    magnitude_out, inf_out = _magnitude(result, target)
-    # NaN has a magnitude above infinity's on both sides, and stays out of both counts.
-    overflow = np.count_nonzero(magnitude_out == inf_out)
-    if overflow:
-        overflow -= np.count_nonzero(magnitude_in == inf_in)
-    underflow = result.size - np.count_nonzero(magnitude_out)
-    if underflow:
-        underflow -= words.size - np.count_nonzero(magnitude_in)
+def _count(words: Words, source: DType, result: Words, target: DType, empty: Empty) -> CastCount:
+    """Looks at the sources only where a result is infinite or zero: most often none is."""
+    if not result.size:
+        return CastCount()
+    magnitude = np.bitwise_and(result, _unsigned(target), out=empty(result.size, target.word))
+    overflow = underflow = 0
+    if int(magnitude.max()) >= _INFINITY[target.name]:
+        # NaN has a magnitude above infinity's on both sides, and stays out of both counts.
+        overflow = np.count_nonzero(magnitude == _INFINITY[target.name])
+        if source.name in _INFINITY:
+            overflow -= np.count_nonzero((words & _unsigned(source)) == _INFINITY[source.name])
+    zeros = result.size - np.count_nonzero(magnitude)
+    if zeros:
+        underflow = zeros - (words.size - np.count_nonzero(words & _unsigned(source)))
     return CastCount(int(overflow), int(underflow))
 
 
-def _magnitude(words: Words, dtype: DType) -> tuple[Words, int]:
-    """Words without their sign, and the word of infinity (-1 where the type has none)."""
-    infinity = {
-        "float64": 0x7FF0 << 48,
-        "float32": 0x7F80 << 16,
-        "float16": 0x7C00,
-        "bfloat16": 0x7F80,
-        "float8_e5m2": 0x7C,
-    }.get(dtype.name, -1)
-    return words & words.dtype.type((1 << (8 * dtype.itemsize - 1)) - 1), infinity
+# The word of infinity of the types that have one.
+_INFINITY = {
+    "float64": 0x7FF0 << 48,
+    "float32": 0x7F80 << 16,
+    "float16": 0x7C00,
+    "bfloat16": 0x7F80,
+    "float8_e5m2": 0x7C,
+}
 
 
-def _bfloat16_to_float32(words: Words) -> Words:
-    return words.astype(np.uint32) << np.uint32(16)
+def _unsigned(dtype: DType) -> Any:
+    """A mask for all but the sign, as a word."""
+    return dtype.word.type((1 << (8 * dtype.itemsize - 1)) - 1)
 
 
-def _float32_to_bfloat16(words: Words) -> Words:
-    bits = words.astype(np.uint32, copy=False)
-    rounded = bits >> np.uint32(16)
-    rounded &= np.uint32(1)
-    rounded += np.uint32(0x7FFF)
-    rounded += bits
+def _bfloat16_to_float32(words: Words, out: Words, empty: Empty) -> None:
+    out[...] = words
+    out <<= np.uint32(16)
+
+
+def _float32_to_bfloat16(words: Words, out: Words, empty: Empty) -> None:
+    """Few passes, all of them such that NumPy vectorises: half a unit is added, and what lay halfway made even."""
+    if not words.size:
+        return
+    rounded = np.add(words, np.uint32(0x8000), out=empty(words.size, np.dtype(np.uint32)))
+    np.copyto(out, rounded, casting="unsafe")  # the lower halves, for a look
+    halfway = np.flatnonzero(out == 0)
     rounded >>= np.uint32(16)
-    result = rounded.astype(np.uint16)
-    nan = (bits & np.uint32(0x7FFFFFFF)) > np.uint32(0x7F800000)
-    if nan.any():
+    np.copyto(out, rounded, casting="unsafe")
+    if halfway.size:
+        out[halfway] &= np.uint16(0xFFFE)
+    with np.errstate(all="ignore"):
+        largest = words.view(np.float32).max()
+    if np.isnan(largest):
         # Rounding could carry a NaN into infinity: keep its upper half and make it quiet.
-        result[nan] = (bits[nan] >> np.uint32(16)).astype(np.uint16) | np.uint16(0x40)
-    return result
+        nan = (words & np.uint32(0x7FFFFFFF)) > np.uint32(0x7F800000)
+        out[nan] = (words[nan] >> np.uint32(16)).astype(np.uint16) | np.uint16(0x40)
+
+
+def _float64_to_bfloat16(words: Words, out: Words, empty: Empty) -> None:
+    _float32_to_bfloat16(_to_odd_float32(words), out, empty)
 
 
 def _to_odd_float32(words: Words) -> Words:
@@ -138,38 +163,48 @@ def _to_odd_float32(words: Words) -> Words:
     return np.where(inexact & ~nan, bits | np.uint32(1), bits)
 
 
-def _through_numpy(source: str, target: str) -> Callable[[Words], Words]:
-    def cast(words: Words) -> Words:
+def _through_numpy(source: str, target: str) -> Caster:
+    def cast(words: Words, out: Words, empty: Empty) -> None:
         with np.errstate(all="ignore"):  # what overflows is counted, not warned about
-            return words.view(source).astype(target).view(BY_NAME[target].word)
+            np.copyto(out.view(target), words.view(source), casting="unsafe")
 
     return cast
 
 
-def _eight_bit_table(source: str) -> Words:
-    """The float32 words of all 256 values of an 8-bit float."""
+def _through_float32(first: Caster, second: Caster) -> Caster:
+    def cast(words: Words, out: Words, empty: Empty) -> None:
+        wide = empty(words.size, np.dtype(np.uint32))
+        first(words, wide, empty)
+        second(wide, out, empty)
+
+    return cast
+
+
+def _looked_up(source: str, target: str) -> Caster:
+    """From an 8-bit float, which has 256 values."""
     import ml_dtypes
 
-    values: Words = np.arange(256, dtype=np.uint8).view(getattr(ml_dtypes, source)).astype(np.float32)
-    return values.view(np.uint32)
+    floats: Words = np.arange(256, dtype=np.uint8).view(getattr(ml_dtypes, source)).astype(np.float32)
+    table, _ = cast_words(floats.view(np.uint32), BY_NAME["float32"], BY_NAME[target])
+
+    def cast(words: Words, out: Words, empty: Empty) -> None:
+        table.take(words, out=out, mode="clip")  # no byte is out of range
+
+    return cast
 
 
 @lru_cache(maxsize=64)
-def _caster(source: str, target: str) -> Callable[[Words], Words]:
+def _caster(source: str, target: str) -> Caster:
     if BY_NAME[source].itemsize == 1:
-        table = _eight_bit_table(source)
-        values = table if target == "float32" else cast_words(table, BY_NAME["float32"], BY_NAME[target])[0]
-        return lambda words: values[words]
+        return _looked_up(source, target)
     if source == "bfloat16":
         if target == "float32":
             return _bfloat16_to_float32
-        narrow = _through_numpy("float32", target)
-        return lambda words: narrow(_bfloat16_to_float32(words))
+        return _through_float32(_bfloat16_to_float32, _through_numpy("float32", target))
     if target == "bfloat16":
         if source == "float32":
             return _float32_to_bfloat16
         if source == "float64":
-            return lambda words: _float32_to_bfloat16(_to_odd_float32(words))
-        widen = _through_numpy(source, "float32")
-        return lambda words: _float32_to_bfloat16(widen(words))
+            return _float64_to_bfloat16
+        return _through_float32(_through_numpy(source, "float32"), _float32_to_bfloat16)
     return _through_numpy(source, target)

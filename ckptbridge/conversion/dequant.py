@@ -7,8 +7,8 @@ A word has 256 values, so a block is one table look-up.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
-from itertools import product
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,7 @@ import numpy.typing as npt
 from ckptbridge.conversion.cast import CastCount, cast_words
 from ckptbridge.conversion.gather import Copy
 from ckptbridge.conversion.plan import Scale
-from ckptbridge.conversion.sources import SourceFiles, assign
+from ckptbridge.conversion.sources import SourceFiles
 from ckptbridge.formats.dtypes import BY_NAME, DType
 from ckptbridge.formats.tensors import TensorSource, contiguous_strides
 
@@ -29,60 +29,81 @@ _FLOAT32 = BY_NAME["float32"]
 def dequantise(
     part: Copy, source: TensorSource, scale: Scale, files: SourceFiles, target: DType, out: Words, base: int
 ) -> CastCount:
-    """Carry out a copy from a 2-D quantised tensor into ``out``, whose element 0 is target element ``base``.
-
-    Works on the smallest rectangle of the source that holds the copy's elements.
-    """
+    """Carry out a copy from a 2-D quantised tensor into ``out``, whose element 0 is target element ``base``."""
     columns = source.spec.shape[1]
-    rectangle = _rectangle(part, columns)
-    words, lost = _rectangle_words(rectangle, source, scale, files, target)
-    width = rectangle[3] - rectangle[2]
-    # The same elements in the rectangle: strides of whole rows and of columns within one.
-    strides = tuple(s // columns * width if s >= columns else s for s in part.src_strides)
-    row, column = divmod(part.src, columns)
-    first = (row - rectangle[0]) * width + column - rectangle[2]
+    segment = source.segments[0]
+    # An axis of the copy goes along rows of the source or along columns; one of each, the longest, makes planes.
+    axes = sorted(range(len(part.sizes)), key=lambda k: -part.sizes[k])
+    down = [k for k in axes if part.src_strides[k] >= columns][:1]
+    across = [k for k in axes if part.src_strides[k] < columns][:1]
+    rest = [k for k in axes if k not in (*down, *across)]
+    src: Words = np.ndarray(part.sizes, np.uint8, files.map(segment.path), segment.offset + part.src, part.src_strides)
     item = target.itemsize
-    src: Words = np.ndarray(part.sizes, target.word, words.data, first * item, tuple(s * item for s in strides))
     dst: Words = np.ndarray(
         part.sizes, target.word, out.data, (part.dst - base) * item, tuple(s * item for s in part.dst_strides)
     )
-    assign(dst, src)
+    src, dst = (np.expand_dims(a.transpose(*rest, *down, *across), _missing(down, across)) for a in (src, dst))
+    steps = [part.src_strides[down[0]] // columns if down else 1, part.src_strides[across[0]] if across else 1]
+    blocks = _Blocks(part, columns, scale, files, target)
+    lost = CastCount()
+    for outer in np.ndindex(src.shape[:-2]):
+        start = part.src + sum(i * part.src_strides[k] for i, k in zip(outer, rest, strict=True))
+        lost += _plane(dst[outer], src[outer], divmod(start, columns), steps, blocks)
     return lost
 
 
-def _rectangle(part: Copy, columns: int) -> tuple[int, int, int, int]:
-    """The rows [r0, r1) and columns [c0, c1) that a copy reads. Its axes are along rows or along columns."""
-    row, column = divmod(part.src, columns)
-    axes = list(zip(part.sizes, part.src_strides, strict=True))
-    rows = sum((n - 1) * (s // columns) for n, s in axes if s >= columns)
-    across = sum((n - 1) * s for n, s in axes if s < columns)
-    return row, row + rows + 1, column, column + across + 1
+def _missing(down: Sequence[int], across: Sequence[int]) -> tuple[int, ...]:
+    """The axes to add, so that there are two at the end."""
+    return tuple(k for k, found in ((-2, down), (-1, across)) if not found)
 
 
-def _rectangle_words(
-    rectangle: tuple[int, int, int, int], source: TensorSource, scale: Scale, files: SourceFiles, target: DType
-) -> tuple[Words, CastCount]:
-    r0, r1, c0, c1 = rectangle
-    columns = source.spec.shape[1]
-    segment = source.segments[0]
-    at = segment.offset + source.offset + r0 * columns + c0
-    words: Words = np.ndarray((r1 - r0, c1 - c0), np.uint8, files.map(segment.path), at, (columns, 1))
-    result = np.empty((r1 - r0, c1 - c0), target.word)
+def _plane(dst: Words, src: Words, start: tuple[int, int], steps: Sequence[int], blocks: _Blocks) -> CastCount:
+    """Look up a plane of words that begins at row and column ``start`` and goes ``steps`` apart, block by block."""
     lost = CastCount()
-    block_rows = range(r0 // scale.rows, -(-r1 // scale.rows))
-    block_columns = range(c0 // scale.columns, -(-c1 // scale.columns))
-    # All look-up tables of the rectangle at once: building them is short only when numpy does many together.
-    own = _scales(scale, files)[block_rows.start : block_rows.stop, block_columns.start : block_columns.stop]
-    tables, losses = _tables(own.reshape(-1), target)
-    for k, (row, column) in enumerate(product(block_rows, block_columns)):
-        across = slice(max(column * scale.columns, c0) - c0, min((column + 1) * scale.columns, c1) - c0)
-        down = slice(max(row * scale.rows, r0) - r0, min((row + 1) * scale.rows, r1) - r0)
-        tile = words[down, across]
-        # All indices are bytes, so none is out of range; "clip" spares numpy the check and a buffer.
-        np.take(tables[k], tile, out=result[down, across], mode="clip")
-        if losses is not None:
-            lost += _lost(tile, losses[k])
-    return result, lost
+    turned = dst.strides[0] < dst.strides[1]
+    for row, i, i_end in _within(start[0], steps[0], src.shape[0], blocks.scale.rows):
+        for column, j, j_end in _within(start[1], steps[1], src.shape[1], blocks.scale.columns):
+            tile, place = src[i:i_end, j:j_end], dst[i:i_end, j:j_end]
+            if turned:  # the look-up transposes on the way, from a tile that is at hand in one piece
+                tile, place = np.ascontiguousarray(tile).T, place.T
+            table, losses = blocks.table(row, column)
+            # All indices are bytes, so none is out of range; "clip" spares numpy the check.
+            place[...] = table.take(tile, mode="clip")
+            if losses is not None:
+                lost += _lost(tile, losses)
+    return lost
+
+
+def _within(start: int, step: int, count: int, length: int) -> Iterator[tuple[int, int, int]]:
+    """Cut positions ``start + k * step`` at multiples of ``length``: (multiple, first k, end)."""
+    k = 0
+    while k < count:
+        multiple = (start + k * step) // length
+        end = min(count, -(-((multiple + 1) * length - start) // step))
+        yield multiple, k, end
+        k = end
+
+
+class _Blocks:
+    """The look-up tables of the blocks that a copy reads, all made at once: many together are little work for numpy."""
+
+    def __init__(self, part: Copy, columns: int, scale: Scale, files: SourceFiles, target: DType) -> None:
+        self.scale = scale
+        row, column = divmod(part.src, columns)
+        axes = list(zip(part.sizes, part.src_strides, strict=True))
+        last_row = row + sum((n - 1) * (s // columns) for n, s in axes if s >= columns)
+        last_column = column + sum((n - 1) * s for n, s in axes if s < columns)
+        self._row, self._column = row // scale.rows, column // scale.columns
+        own = _scales(scale, files)[
+            self._row : last_row // scale.rows + 1, self._column : last_column // scale.columns + 1
+        ]
+        self._width = own.shape[1]
+        self._tables, self._losses = _tables(own.reshape(-1), target)
+
+    def table(self, row: int, column: int) -> tuple[Words, Words | None]:
+        """A block's target words of all 256 source words, and which of these lose their value, if any in sight do."""
+        k = (row - self._row) * self._width + column - self._column
+        return self._tables[k], None if self._losses is None else self._losses[k]
 
 
 def _scales(scale: Scale, files: SourceFiles) -> npt.NDArray[np.float32]:

@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ckptbridge.conversion.buffers import Buffers
 from ckptbridge.conversion.gather import Copy, within_segments
 from ckptbridge.conversion.plan import FileStat
 from ckptbridge.errors import SourceChangedError
@@ -42,6 +43,7 @@ class SourceFiles:
         self._stats = stats
         self._open: dict[Path, tuple[int, mmap.mmap | None]] = {}
         self._stopped = False
+        self.buffers = Buffers()  # for what is made of these files
 
     def __enter__(self) -> SourceFiles:
         return self
@@ -210,4 +212,6 @@ def assign(dst: Words, src: Words) -> None:
         to, of = dst[outer], src[outer]
         for i in range(0, rows, _TILE):
             for j in range(0, columns, _TILE):
-                to[i : i + _TILE, j : j + _TILE] = of[i : i + _TILE, j : j + _TILE]
+                # Through a copy of its own: a file's rows are pages apart, and are best read one at a time.
+                tile = np.ascontiguousarray(of[i : i + _TILE, j : j + _TILE].T)
+                to[i : i + _TILE, j : j + _TILE] = tile.T

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ckptbridge.conversion.cast import CastCount, cast_words
+from ckptbridge.conversion.cast import CastCount, cast_into, cast_words
 from ckptbridge.conversion.dequant import dequantise
 from ckptbridge.conversion.gather import BUFFER_BYTES, Box, Copy, Piece, Run, copies, pieces
 from ckptbridge.conversion.plan import Record
@@ -50,10 +50,10 @@ def record_pieces(record: Record, buffer_bytes: int = BUFFER_BYTES) -> Iterator[
 
 
 def fill(record: Record, piece: Piece, files: SourceFiles) -> Filled:
-    """Gather a piece into a fresh buffer of target words."""
+    """Gather a piece into a buffer of target words, which is used again when all that was returned is gone."""
     box = piece if isinstance(piece, Box) else _as_box(piece)
     target = record.spec.dtype
-    out = np.empty(box.numel, target.word)
+    out = files.buffers.empty(box.numel, target.word)
     lost = CastCount()
     by_dtype: dict[DType, list[Copy]] = {}
     for part in box.copies:
@@ -77,11 +77,11 @@ def _as_box(run: Run) -> Box:
 def _cast(record: Record, parts: list[Copy], dtype: DType, files: SourceFiles, out: Words, box: Box) -> CastCount:
     """Gather in the source's words, cast, and put into place."""
     target = record.spec.dtype
-    gathered = np.empty(box.numel, dtype.word)
     if sum(p.numel for p in parts) == box.numel:
+        gathered = files.buffers.empty(box.numel, dtype.word)
         for part in parts:
             files.copy(record.sources[part.source], part, gathered, box.dst)
-        return _cast_into(gathered, dtype, target, out)
+        return _cast_steps(gathered, dtype, target, out, files)
     lost = CastCount()
     for part in parts:  # sources of several dtypes in one tensor: each by itself, densely
         dense = _dense(part)
@@ -95,15 +95,14 @@ def _cast(record: Record, parts: list[Copy], dtype: DType, files: SourceFiles, o
     return lost
 
 
-_CAST_STEP = 1 << 16  # elements: the passes of a cast then stay in the cache
+_CAST_STEP = 1 << 17  # elements: the passes of a cast then stay in the cache
 
 
-def _cast_into(words: Words, source: DType, target: DType, out: Words) -> CastCount:
+def _cast_steps(words: Words, source: DType, target: DType, out: Words, files: SourceFiles) -> CastCount:
     lost = CastCount()
     for at in range(0, words.size, _CAST_STEP):
-        cast, count = cast_words(words[at : at + _CAST_STEP], source, target)
-        out[at : at + _CAST_STEP] = cast
-        lost += count
+        step = slice(at, at + _CAST_STEP)
+        lost += cast_into(words[step], source, target, out[step], files.buffers.empty)
     return lost
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ckptbridge.conversion.gather import Box, Copy, Run, copies, pieces, within_segments
@@ -76,6 +76,7 @@ def by_definition(bound, sources: list[TensorSource], storages: list[np.ndarray]
     return out.reshape(-1)
 
 
+@settings(deadline=None)  # shared machines stall
 @given(
     line=st.sampled_from(LINES),
     sizes=st.fixed_dictionaries({name: st.integers(1, 4) for name in "grdhfvi"}),
@@ -94,6 +95,7 @@ def test_pieces_assemble_what_the_blocks_say(line, sizes, limit, min_run, backwa
         assert np.array_equal(got, by_definition(bound, sources, storages, target))
 
 
+@settings(deadline=None)
 @given(limit=st.integers(1, 30), min_run=st.integers(1, 30))
 def test_a_strided_source_is_read_by_its_strides(limit: int, min_run: int) -> None:
     storage = np.arange(100)
@@ -127,6 +129,7 @@ def test_no_box_is_larger_than_the_limit() -> None:
     assert max(p.numel for p in found) <= 100
 
 
+@settings(deadline=None)
 @given(st.lists(st.integers(1, 9), min_size=1, max_size=5), st.data())
 def test_segments_split_a_copy_without_losing_an_element(lengths: list[int], data) -> None:
     bounds = np.cumsum(lengths).tolist()
