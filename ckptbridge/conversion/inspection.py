@@ -242,9 +242,8 @@ def sides(inventory: Inventory, carried: provenance.Carried | None) -> tuple[Sid
 def _candidates(inventory: Inventory, carried: provenance.Carried | None, model_type: str) -> tuple[Candidate, ...]:
     on = sides(inventory, carried)
     found = recognise(inventory.tensors, on, model_type) if model_type else ()
-    if not any(c.fits for c in found):
-        # A config that belongs to something else, or a model type without a table: the names are left.
-        found = recognise(inventory.tensors, on) or found
+    if not found:  # no config, one that belongs to something else, or a model type without a table
+        found = recognise(inventory.tensors, on)
     return found if found or "pt" not in on or not inventory.tensors else (_of_layers(inventory),)
 
 

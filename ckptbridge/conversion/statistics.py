@@ -57,13 +57,17 @@ class Statistics:
 
 @dataclass
 class _Moments:
-    """Counts and moments of the values so far; ``spread`` is the sum of squared distances from ``mean``."""
+    """Counts and moments of the values so far; ``spread`` is the sum of squared distances from the mean.
+
+    The mean is ``mean + rest``: in one float64 alone, that of values around 1e9 would be too coarse for their spread.
+    """
 
     elements: int = 0
     finite: int = 0
     minimum: float = float("inf")
     maximum: float = float("-inf")
     mean: float = 0.0
+    rest: float = 0.0
     spread: float = 0.0
     zeros: int = 0
     nan: int = 0
@@ -86,21 +90,34 @@ class _Moments:
         with np.errstate(over="ignore", invalid="ignore"):
             mean = float(values.mean())
             distance = values - mean
-            self._merge(values.size, mean, float(distance @ distance))
+            rest = float(distance.mean())
+            self._merge(values.size, mean, rest, float(distance @ distance) - values.size * rest * rest)
 
-    def _merge(self, count: int, mean: float, spread: float) -> None:
+    def _merge(self, count: int, mean: float, rest: float, spread: float) -> None:
+        if not self.finite:
+            self.finite, self.mean, self.rest, self.spread = count, mean, rest, spread
+            return
         total = self.finite + count
-        step = mean - self.mean
-        self.mean += step * (count / total)
+        step = (mean - self.mean) + (rest - self.rest)
+        self.rest += step * (count / total)
         self.spread += spread + step * step * (self.finite * (count / total))
         self.finite = total
 
     def result(self) -> Statistics:
         if not self.finite:
             return Statistics(self.elements, None, None, None, None, self.zeros, self.nan, self.inf)
-        mean = self.mean if isfinite(self.mean) else None
-        std = sqrt(self.spread / self.finite) if isfinite(self.spread) else None
-        return Statistics(self.elements, self.minimum, self.maximum, mean, std, self.zeros, self.nan, self.inf)
+        mean = self.mean + self.rest
+        std = sqrt(max(self.spread, 0.0) / self.finite) if isfinite(self.spread) else None
+        return Statistics(
+            self.elements,
+            self.minimum,
+            self.maximum,
+            mean if isfinite(mean) else None,
+            std,
+            self.zeros,
+            self.nan,
+            self.inf,
+        )
 
 
 def has_statistics(dtype: DType) -> bool:

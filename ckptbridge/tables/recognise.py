@@ -2,9 +2,9 @@
 
 A rule's names are read with every number left open, so ``layers.{i}.norm.weight`` and
 ``layers.7.norm.weight`` are one pattern, ``layers.*.norm.weight``. A table fits when it has a
-pattern for every name, when nothing is missing that its rules require whatever the config says, and
-when each index counts from 0 without a gap; an index that no name uses may be empty. That is what names
-can show: which of several layouts of one name a tensor has, they cannot, and models that share all
+pattern for every name, when nothing is missing that its rules require whatever the config says, and when
+each index counts from 0 without a gap; an index that no name has must be one that may be empty. That is what
+names can show: which of several layouts of one name a tensor has, they cannot, and models that share all
 names remain candidates together.
 """
 
@@ -16,9 +16,10 @@ from functools import lru_cache
 from itertools import product
 from typing import Any, Literal
 
-from ckptbridge.tables.expressions import parse_expression
+from ckptbridge.errors import ConfigError
+from ckptbridge.tables.expressions import ABSENT, Expression, parse_expression
 from ckptbridge.tables.sections import Head, parse_head
-from ckptbridge.tables.sources import Parsed, Source, read_source, shipped_directory
+from ckptbridge.tables.sources import Parsed, RawRule, Source, read_source, shipped_directory
 
 Side = Literal["pt", "ms"]
 
@@ -72,15 +73,12 @@ def recognise(
     if not seen.total:
         return ()
     tables = [(head, source) for head, source in _shipped() if model_type in (None, *head.model_types)]
-    judged = [_judge(head, source, side, seen) for head, source in tables for side in sides]
-    fitting = [j for j in judged if j.candidate.fits]
+    found = [_judge(head, source, side, seen) for head, source in tables for side in sides]
+    fitting = [c for c in found if c.fits]
     if fitting:
-        # A mixture of experts is no candidate for a model without any, where a dense model is one.
-        full = {j.candidate.side for j in fitting if not j.unused}
-        found = [j.candidate for j in fitting if not j.unused or j.candidate.side not in full]
-        return tuple(sorted(found, key=lambda c: (c.side != "pt", c.family, not c.default, c.target)))
-    near = max(judged, key=lambda j: (j.candidate.known, -j.unused, j.candidate.default), default=None)
-    return (near.candidate,) if near is not None and near.candidate.known >= _NEAR * seen.total else ()
+        return tuple(sorted(fitting, key=lambda c: (c.side != "pt", c.family, not c.default, c.target)))
+    near = max(found, key=lambda c: (c.known, -len(c.reasons), c.default), default=None)
+    return (near,) if near is not None and near.known >= _NEAR * seen.total else ()
 
 
 @lru_cache(maxsize=1)
@@ -169,9 +167,25 @@ def _templates(rule: Mapping[str, Any], side: Side) -> tuple[str, ...]:
     return _strings(rule.get(side))
 
 
-def _required(rule: Mapping[str, Any]) -> bool:
-    """Whether the rule's tensors must be there whatever config and layout say."""
-    return not any(key in rule for key in ("when", "drop", "tied")) and rule.get("optional") is not True
+def _always(rules: Sequence[RawRule], side: Side, layout: Mapping[str, object], roots: Mapping[str, str]) -> set[str]:
+    """The templates whose tensors must be there whatever the config says: in every layout, some rule asks for them.
+
+    A rule whose condition reads the config may never apply, and so requires nothing.
+    """
+    asking: list[tuple[tuple[str, ...], Expression | None]] = []
+    for rule in rules:
+        if rule.fields.get("optional") is True or not rule.fields.keys().isdisjoint(("drop", "tied")):
+            continue
+        when = parse_expression(str(rule.fields["when"])) if "when" in rule.fields else None
+        if when is None or when.names <= {*layout, *roots}:
+            asking.append((_templates(rule.fields, side), when))
+    deciding = sorted({name for _, when in asking if when is not None for name in when.names & layout.keys()})
+    required: set[str] | None = None
+    for values in product(*(_strings(layout[name]) for name in deciding)):
+        chosen = {**roots, **dict(zip(deciding, values, strict=True))}
+        asked = {t for templates, when in asking if when is None or when.holds(chosen.__getitem__) for t in templates}
+        required = asked if required is None else required & asked
+    return required or set()
 
 
 def _choose_roots(source: Source, side: Side, names: frozenset[str]) -> tuple[dict[str, str], str]:
@@ -207,42 +221,42 @@ def _filled_all(strings: Mapping[str, str], roots: Mapping[str, str]) -> dict[st
 # --- the judgement ---------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class _Judged:
-    """A candidate, and how many of its table's indices no name uses."""
-
-    candidate: Candidate
-    unused: int
-
-
-def _judge(head: Head, source: Source, side: Side, seen: _Seen) -> _Judged:
+def _judge(head: Head, source: Source, side: Side, seen: _Seen) -> Candidate:
     roots, unrooted = _choose_roots(source, side, seen.names)
     constants = _filled_all({k: str(v) for k, v in source.sections["strings"].items()}, roots)
     index = source.sections["index"]
-    patterns: dict[str, _Pattern] = {}
-    required: list[_Pattern] = []
-    for rule in source.rules:
-        for template in _templates(rule.fields, side):
-            pattern = _pattern(template, constants, index)
-            patterns[pattern.text] = pattern
-            if _required(rule.fields):
-                required.append(pattern)
+    written = {t: _pattern(t, constants, index) for rule in source.rules for t in _templates(rule.fields, side)}
+    # A layer after the last, of another index, has some names like any layer's: those speak for neither index.
+    patterns: dict[str, frozenset[str]] = {}
+    for pattern in written.values():
+        patterns[pattern.text] = patterns.get(pattern.text, pattern.indices) & pattern.indices
     scale = str(source.sections["fp8"].get("suffix") or "")
     unknown = [t for t in seen.numbers if t not in patterns and not (scale and t.removesuffix(scale) in patterns)]
     known = seen.total - sum(len(seen.numbers[text]) for text in unknown)
-    there = [patterns[text] for text in seen.numbers if text in patterns]
-    used = frozenset(name for pattern in there for name in pattern.indices)
     against = [unrooted] if unrooted else []
     if unknown:
         against.append(f"{seen.total - known} of {seen.total} names are not in the table: {_few(unknown)}")
-    missing = [p.text for p in required if p.text not in seen.numbers and (p.indices <= used or not used)]
+    used = frozenset(name for text in seen.numbers for name in patterns.get(text, ()))
+    unused = frozenset(name for indices in patterns.values() for name in indices) - used
+    empty = frozenset(name for name in unused if _may_be_empty(str(index[name]), roots))
+    for name in sorted(unused - empty):
+        against.append(f"no name with the table's index '{name}' ({index[name]}) is there")
+    always = _always(source.rules, side, source.sections["layout"], roots)
+    required = [p for template, p in written.items() if template in always and p.indices.isdisjoint(unused)]
+    missing = [p.text for p in required if p.text not in seen.numbers]
     if missing:
         against.append(f"names that the table requires are missing: {_few(missing)}")
     against += _gaps(required, seen, set(index))
     reasons = tuple(against) or (f"all {seen.total} names are in it, and none that it always requires is missing",)
-    candidate = Candidate(head.family, head.target, head.default, side, not against, known, seen.total, reasons)
-    on_side = frozenset(name for pattern in patterns.values() for name in pattern.indices)
-    return _Judged(candidate, len(on_side - used))
+    return Candidate(head.family, head.target, head.default, side, not against, known, seen.total, reasons)
+
+
+def _may_be_empty(expression: str, roots: Mapping[str, str]) -> bool:
+    """Whether an index has no values for a config that says nothing of it, as prediction layers have none."""
+    try:
+        return parse_expression(expression).evaluate(lambda name: roots.get(name, ABSENT)) == 0
+    except ConfigError:
+        return False
 
 
 def _gaps(required: Sequence[_Pattern], seen: _Seen, indices: set[str]) -> list[str]:
