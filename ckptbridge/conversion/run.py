@@ -28,7 +28,7 @@ from ckptbridge.conversion.tally import Progress, Tally
 from ckptbridge.conversion.trail import trail_after
 from ckptbridge.conversion.worker import Worker
 from ckptbridge.conversion.writeback import sync
-from ckptbridge.errors import CoverageError, DTypeError, InterruptedByUser
+from ckptbridge.errors import CoverageError, DTypeError, InterruptedByUser, OutputError
 from ckptbridge.formats import mindspore_ckpt, shards
 from ckptbridge.formats.tensors import TensorSpec
 
@@ -79,12 +79,18 @@ def run(plan: Plan, request: Request, progress: Progress | None = None) -> Summa
     staging = Staging(plan.destination, plan.directory, request.overwrite, request.resume)
     log: Journal | None = None
     try:
-        log, found = _journal(plan, request, staging)
+        found = _leftover(plan, request, staging)
         staging.require_room(room_needed(plan))
+    except BaseException:
+        staging.keep()  # nothing has been done yet, and what an earlier run left may still be wanted
+        raise
+    try:
+        if request.digest != "none":
+            log = Journal(staging.folder / JOURNAL, journal.identity(plan, request), request.digest)
         done = _carry_out(plan, request, staging, log, found, progress)
         staging.commit()
     except OSError as e:
-        raise staging.error(e) from None
+        raise _failed(e, staging, log) from None
     except InterruptedByUser as e:
         raise _stopped(e, plan, staging, log) from None
     except KeyboardInterrupt:  # where no handler of this project's is installed
@@ -146,41 +152,49 @@ def _background(files: SourceFiles) -> Iterator[ThreadPoolExecutor]:
             raise
 
 
-def _journal(plan: Plan, request: Request, staging: Staging) -> tuple[Journal | None, Found]:
-    """A new journal, and what the one of an earlier run says; none without digests, which could check nothing."""
-    if request.digest == "none":
-        staging.clear()
-        return None, Found({}, "with --digest none nothing of it can be checked")
-    made = journal.identity(plan, request)
-    path = staging.folder / JOURNAL
-    found = journal.read(path, made) if request.resume else Found({})
+def _leftover(plan: Plan, request: Request, staging: Staging) -> Found:
+    """What an earlier run had finished, if that is wanted; else its leftover is removed."""
+    found = Found({})
+    if request.resume and request.digest == "none":
+        found = Found({}, "with --digest none nothing of it can be checked")
+    elif request.resume:
+        found = journal.read(staging.folder / JOURNAL, journal.identity(plan, request))
     if not found.finished:
         staging.clear()
-    return Journal(path, made, request.digest), found
+    return found
 
 
 def _stopped(e: InterruptedByUser, plan: Plan, staging: Staging, log: Journal | None) -> InterruptedByUser:
     """The same, with what is there now."""
     if staging.committed:
         return InterruptedByUser(e.signal, remedy="The output was complete by then.", file=plan.destination)
-    if not _keep(staging, log):
+    kept = _keep(staging, log)
+    if kept is None:
         return e
-    assert log is not None
     return InterruptedByUser(
         e.signal,
         remedy="Run the same command with --resume to go on with what is kept; without it, it starts anew. "
         "Remove the kept folder if you do neither.",
+        finished=f"{kept} of {plan.nbytes} bytes",
         kept=staging.folder,
-        finished=f"{log.nbytes} of {plan.nbytes} bytes",
     )
 
 
-def _keep(staging: Staging, log: Journal | None) -> bool:
-    """Leave what is finished for a run that resumes; False when nothing is."""
+def _failed(e: OSError, staging: Staging, log: Journal | None) -> OutputError:
+    """What the system said, and what is kept: a full disk can be made room on."""
+    error = staging.error(e)
+    if _keep(staging, log) is None:
+        return error
+    remedy = f"{error.remedy} Then go on with --resume: what is finished is kept until you do, or remove it."
+    return OutputError(error.what, remedy=remedy, **error.where, kept=staging.folder)
+
+
+def _keep(staging: Staging, log: Journal | None) -> int | None:
+    """Leave what is finished for a run that resumes, and tell how many bytes; None when nothing is."""
     if staging.committed or log is None or not log.nbytes:
-        return False
+        return None
     staging.keep()
-    return True
+    return log.nbytes
 
 
 def room_needed(plan: Plan) -> int:

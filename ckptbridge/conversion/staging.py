@@ -38,9 +38,9 @@ def partial_path(destination: Path) -> Path:
 class Staging:
     """A locked folder for one output: ``path`` is where its files are written.
 
-    :meth:`commit` makes the output appear; :meth:`discard` removes everything; :meth:`keep` leaves it for a run
-    that resumes. Raises OutputError when the destination exists, cannot be written, or is being written by another
-    run. With ``resume`` what an earlier run left stays, for :meth:`clear` or the journal's reader.
+    What an earlier run left is there until :meth:`clear`. :meth:`commit` makes the output appear; :meth:`discard`
+    removes everything; :meth:`keep` leaves it for a run that resumes. Raises OutputError when the destination exists,
+    cannot be written, or is being written by another run.
     """
 
     def __init__(self, destination: Path, directory: bool, overwrite: bool, resume: bool = False) -> None:
@@ -59,8 +59,6 @@ class Staging:
             try:
                 self._put_back()
                 check_destination(destination, directory, overwrite)  # again: another run may have finished meanwhile
-                if not resume:
-                    self.clear()
                 _make(self.path)
             except BaseException:
                 self._release()
@@ -119,9 +117,13 @@ class Staging:
     def _put_back(self) -> None:
         """An output that was moved away to be replaced, and was not, comes back."""
         former = self.folder / _FORMER
-        if os.path.lexists(former) and not os.path.lexists(self.destination):
-            os.rename(former, self.destination)
-            sync_folder(self.destination.parent)
+        if not os.path.lexists(former):
+            return
+        if os.path.lexists(self.destination):
+            _remove(former)  # it was replaced, and only this was left to do
+            return
+        os.rename(former, self.destination)
+        sync_folder(self.destination.parent)
 
     def clear(self) -> None:
         """Remove what an earlier run left."""
@@ -226,7 +228,8 @@ class Staging:
                 if not self.committed:
                     self._put_back()
                 shutil.rmtree(self.folder)
-            self._release()
+            os.close(self._fd)
+            self._fd = -1
 
     def keep(self) -> None:
         """Leave what is there for a run with ``resume``."""
@@ -234,8 +237,9 @@ class Staging:
             self._release()
 
     def _release(self) -> None:
-        with suppress(OSError):
-            os.rmdir(self.folder)  # if it is empty
+        with suppress(OSError):  # if they are empty
+            os.rmdir(self.path)
+            os.rmdir(self.folder)
         os.close(self._fd)
         self._fd = -1
 
@@ -275,7 +279,7 @@ def _make_folders(path: Path) -> None:
         raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(path))
 
 
-def _remove(path: str) -> None:
+def _remove(path: str | Path) -> None:
     if stat.S_ISDIR(os.lstat(path).st_mode):
         shutil.rmtree(path)
     else:

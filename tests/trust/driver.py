@@ -1,0 +1,184 @@
+"""A program of its own: conversions in forked children, each stopped, failed or watched at a call that changes files.
+
+``python driver.py`` reads one JSON request from standard input and writes one JSON answer. Forked children start in
+milliseconds, so that every call of a conversion can be the last one. It must not be imported where threads run.
+"""
+
+from __future__ import annotations
+
+import errno
+import gc
+import hashlib
+import json
+import os
+import shutil
+import signal
+import stat
+import sys
+import tempfile
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import blake3
+
+from ckptbridge.cli import convert, show  # noqa: F401 - so that children need not import them
+from ckptbridge.cli.main import main
+from ckptbridge.conversion import copier, journal, planner, run, staging  # noqa: F401
+from ckptbridge.formats import torch_bin  # noqa: F401
+
+# What changes files or makes changes durable; os.open only where it makes a file.
+CALLS = (
+    *("open", "write", "pwrite", "copy_file_range", "ftruncate", "fsync"),
+    *("mkdir", "rename", "replace", "link", "unlink", "rmdir"),
+)
+DATA = ("write", "pwrite")  # what can be done by half
+TWO_FILES = ("copy_file_range", "rename", "replace", "link", "renameat2")
+
+
+class Watch:
+    """Counts the calls, and at the one with number ``at`` does what it was told."""
+
+    def __init__(self, at: int = -1, action: str = "", errno_name: str = "") -> None:
+        self.at = at
+        self.action = action
+        self.errno = getattr(errno, errno_name, 0)
+        self.calls: list[list[str]] = []
+        self._lock = threading.Lock()
+
+    def wrap(self, name: str, real: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **keywords: Any) -> Any:
+            if name == "open" and not args[1] & os.O_CREAT:
+                return real(*args, **keywords)
+            with self._lock:
+                number = len(self.calls)
+                files = args[:2] if name in TWO_FILES else args[:1]
+                self.calls.append([name, *map(described, files)])
+                here = number == self.at
+            if not here:
+                return real(*args, **keywords)
+            if self.action == "torn" and name in ("write", "pwrite"):
+                half = memoryview(args[1])[: len(args[1]) // 2]
+                real(args[0], half, *args[2:])
+            if self.action in ("kill", "torn"):
+                os.kill(os.getpid(), signal.SIGKILL)
+                signal.pause()
+            if self.action == "fail":
+                raise OSError(self.errno, os.strerror(self.errno), described(args[0]) if args else None)
+            os.kill(os.getpid(), getattr(signal, self.action))
+            return real(*args, **keywords)
+
+        return call
+
+
+def described(value: int | str | os.PathLike[str]) -> str:
+    """A descriptor's file, by name."""
+    return os.readlink(f"/proc/self/fd/{value}") if type(value) is int else os.fspath(value)  # type: ignore[arg-type]
+
+
+def no_such_call(*_: Any) -> None:
+    raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+
+
+def child(arguments: list[str], watch: Watch, exchange: bool) -> dict[str, Any]:
+    """Run the command in a fork. The exit status, what it printed on standard error, and the calls it made."""
+    read, write = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        os.close(read)
+        with tempfile.TemporaryFile("w+") as out:
+            os.dup2(out.fileno(), 1)
+            os.dup2(out.fileno(), 2)
+            for name in CALLS:
+                setattr(os, name, watch.wrap(name, getattr(os, name)))
+            staging.renameat2 = watch.wrap("renameat2", staging.renameat2) if exchange else no_such_call
+            code = 99
+            try:
+                main(arguments)
+            except SystemExit as e:
+                code = int(e.code or 0)
+            finally:
+                sys.stdout.flush()
+                sys.stderr.flush()
+                out.seek(0)
+                report = {"code": code, "text": out.read(), "calls": watch.calls}
+                with open(write, "wb") as pipe:  # noqa: PTH123
+                    pipe.write(json.dumps(report).encode())
+                os._exit(0)
+    os.close(write)
+    with open(read, "rb") as pipe:  # noqa: PTH123
+        data = pipe.read()
+    _, status = os.waitpid(pid, 0)
+    if os.WIFSIGNALED(status):
+        return {"code": -os.WTERMSIG(status), "text": "", "calls": []}
+    return dict(json.loads(data))
+
+
+def snapshot(folder: Path) -> dict[str, str]:
+    """Digests of all files below a folder, by relative path; of folders the word ``folder``."""
+    found = {}
+    for path in sorted(folder.rglob("*")):
+        name = str(path.relative_to(folder))
+        if stat.S_ISREG(path.lstat().st_mode):
+            found[name] = hashlib.sha256(path.read_bytes()).hexdigest()
+        else:
+            found[name] = "folder" if path.is_dir() else "other"
+    return found
+
+
+def prepare(folder: Path, former: str | None) -> Path:
+    """An empty folder, or one with a copy of a former output."""
+    if folder.exists():
+        shutil.rmtree(folder)
+    if former is None:
+        folder.mkdir(parents=True)
+    else:
+        shutil.copytree(former, folder)
+    return folder
+
+
+def warm_up(arguments: list[str]) -> None:
+    """Load once what every child needs, without a thread."""
+    blake3.blake3(b"")
+    if arguments[0] == "convert":
+        with suppress(SystemExit):
+            main([*arguments, "--dry-run", "--quiet"])
+    gc.freeze()
+
+
+def carry_out(request: dict[str, Any]) -> Any:
+    """What the request asks for.
+
+    ``folder`` is where the destination is; ``former`` a folder to be copied there first; ``arguments`` of the command;
+    ``then`` those of the run that follows, if one does. ``points`` are (number of a call, action, errno) triples;
+    "all" stands for every call of an undisturbed run with the action given.
+    """
+    journal.STRETCH_BYTES = request.get("stretch", journal.STRETCH_BYTES)
+    folder, former = Path(request["folder"]), request.get("former")
+    exchange = request.get("exchange", True)
+    prepare(folder, former)
+    warm_up(request["arguments"])
+    whole = child(request["arguments"], Watch(), exchange)
+    answer: dict[str, Any] = {"undisturbed": whole, "wanted": snapshot(folder), "results": []}
+    points = request.get("points", [])
+    if points and points[0] == "all":
+        _, action, *more = points
+        step = request.get("step", 1)
+        names = [name for name, *_ in whole["calls"]]
+        points = [[n, action, *more] for n in range(0, len(names), step) if action != "torn" or names[n] in DATA]
+    for point in points:
+        prepare(folder, former)
+        first = child(request["arguments"], Watch(*point), exchange)
+        result = {"at": point[0], "code": first["code"], "text": first["text"], "after": snapshot(folder)}
+        if "then" in request:
+            then = request["then"] + (["--resume"] if point[0] % 2 else [])
+            second = child(then, Watch(), exchange)
+            result |= {"then": second["code"], "then_text": second["text"], "finally": snapshot(folder)}
+        answer["results"].append(result)
+    return answer
+
+
+if __name__ == "__main__":
+    json.dump(carry_out(json.load(sys.stdin)), sys.stdout)

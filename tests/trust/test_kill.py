@@ -1,0 +1,57 @@
+"""A conversion that is killed at any call that changes files leaves the former output or the whole new one.
+
+Killed before each call in turn; or, where it writes, when half of that is written.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from faults import FEW, SCENARIOS, Scenario, drive, of_the_output
+from tiny import Sources
+
+CASES = [(s, "kill") for s in SCENARIOS] + [(s, "torn") for s in FEW]
+
+
+@pytest.mark.parametrize(("scenario", "action"), CASES, ids=[f"{s.id} {action}" for s, action in CASES])
+def test_killed_anywhere(scenario: Scenario, action: str, sources: Sources, folder: Path) -> None:
+    request = scenario.request(sources, folder)
+    arguments = request["arguments"]
+    then = arguments if "--overwrite" in arguments else [*arguments, "--overwrite"]
+    answer = drive({**request, "then": then, "points": ["all", action]})
+    wanted = answer["wanted"]
+    assert answer["undisturbed"]["code"] == 0, answer["undisturbed"]
+    assert wanted == of_the_output(wanted), "an undisturbed run leaves nothing else"
+    former = snapshot_of(request)
+    assert former != wanted
+    seen: set[str] = set()
+    for result in answer["results"]:
+        assert result["code"] == -9, result
+        after = of_the_output(result["after"])
+        if after == wanted:
+            seen.add("new")
+        elif after == former:
+            seen.add("former")
+        else:
+            # Without an exchange of names there is a moment in which the former output is in the hidden folder.
+            assert not scenario.exchange, result
+            assert scenario.overwrite, result
+            assert after == {}, result
+            hidden = {n.partition("/former/")[2]: d for n, d in result["after"].items() if "/former/" in n}
+            assert hidden == {n.partition("/")[2]: d for n, d in former.items() if "/" in n}
+            seen.add("put back")
+        assert result["then"] == 0, result
+        assert result["finally"] == wanted, result
+    assert ({"new", "former"} if action == "kill" else {"former"}) <= seen
+    if action == "kill":
+        assert ("put back" in seen) == (scenario.overwrite and not scenario.exchange)
+        assert len(answer["results"]) >= 20
+
+
+def snapshot_of(request: dict[str, Any]) -> dict[str, str]:
+    """What there was before: the former output, or nothing."""
+    if "former" not in request:
+        return {}
+    return dict(drive({"folder": request["folder"], "former": request["former"], "arguments": ["--version"]})["wanted"])
