@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tiny import Sources
+
 DRIVER = Path(__file__).with_name("driver.py")
 
 
