@@ -13,7 +13,7 @@ from ckptbridge.tables.recognise import Side, recognise
 from ckptbridge.tables.table import Table
 
 # Of each family the smallest config with everything in it: expanding DeepSeek-V3 for every layout takes long.
-_LARGEST = 20_000
+_LARGEST = 6_000
 
 
 def served(table: Table) -> list[NamedConfig]:
