@@ -171,7 +171,7 @@ def inspect_inventory(
 
         statuses = {p: p.stat() for p in inventory.files}
         with SourceFiles({p: FileStat(s.st_size, s.st_mtime_ns) for p, s in statuses.items()}) as files:
-            found = all_statistics((inventory.tensors[spec.name] for spec in chosen), files, progress)
+            found = all_statistics([inventory.tensors[spec.name] for spec in chosen], files, progress)
             files.check_unchanged()
     return Inspection(
         path=path,

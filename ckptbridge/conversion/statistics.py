@@ -7,7 +7,8 @@ rounding where the mean is large against the spread.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from math import isfinite, sqrt
 from typing import Any
@@ -23,6 +24,7 @@ from ckptbridge.formats.tensors import TensorSource
 
 _STEP = 1 << 17  # elements: their float64 values then stay in the cache
 _BUFFER = 4 << 20
+_THREADS = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,15 +140,18 @@ def statistics(source: TensorSource, files: SourceFiles) -> Statistics:
 
 
 def all_statistics(
-    tensors: Iterable[TensorSource], files: SourceFiles, progress: Callable[[int], object] | None = None
+    tensors: Sequence[TensorSource], files: SourceFiles, progress: Callable[[int], object] | None = None
 ) -> dict[str, Statistics]:
     """The statistics of tensors by name, those without order left out; ``progress`` is told the bytes read."""
+    ordered = [source for source in tensors if has_statistics(source.spec.dtype)]
     found = {}
-    for source in tensors:
-        if has_statistics(source.spec.dtype):
-            found[source.spec.name] = statistics(source, files)
-        if progress is not None:
-            progress(source.spec.nbytes)
+    with ThreadPoolExecutor(_THREADS, "statistics") as pool:
+        for path in dict.fromkeys(segment.path for source in ordered for segment in source.segments):
+            files.map(path)  # opened before there are threads
+        for source, result in zip(ordered, pool.map(lambda s: statistics(s, files), ordered), strict=True):
+            found[source.spec.name] = result
+            if progress is not None:
+                progress(source.spec.nbytes)
     return found
 
 
