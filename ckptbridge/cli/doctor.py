@@ -39,7 +39,7 @@ def _lines(found: Diagnosis) -> Iterator[str]:
     yield f"{'python':13} {found.python:12} {found.executable}"
     for package in found.packages:
         yield f"{package.name:13} {package.version or '-':12} {_state(package)}"
-    yield f"{'CANN':13} {'-' if not found.cann else found.cann:12}" + (f" {found.npus} NPUs" if found.npus else "")
+    yield f"{'CANN':13} {found.cann or 'not found'}" + (f", {found.npus} NPUs" if found.npus else "")
     yield ""
     yield "environment variables of numerics; verify sets them for its own run:"
     width = max(len(name) for name, _, _ in found.numerics)
@@ -55,7 +55,7 @@ def _lines(found: Diagnosis) -> Iterator[str]:
 
 def _state(package: Package) -> str:
     if not package.found:
-        return f"not installed; for {package.needed_for}: {package.install}"
+        return f"not installed; {package.needed_for}: {package.install}"
     if package.problems:
         return "BROKEN, see below"
     works = f"works on {', '.join(package.devices)}" if package.devices else "works"

@@ -16,7 +16,7 @@ from typing import NoReturn
 import click
 
 from ckptbridge import __version__
-from ckptbridge.errors import CkptBridgeError, InternalError, InterruptedByUser, UsageError, printable
+from ckptbridge.errors import BackendError, CkptBridgeError, InternalError, InterruptedByUser, UsageError, printable
 
 # Subcommands are imported when they are called, so that --help stays quick.
 _COMMANDS = {
@@ -121,12 +121,21 @@ def main(args: Sequence[str] | None = None) -> NoReturn:
     except Exception as e:
         if "--debug" in arguments:
             traceback.print_exc()
-        error = e if isinstance(e, CkptBridgeError) else InternalError(e)
+        error = e if isinstance(e, CkptBridgeError) else _foreign(e)
         click.echo(f"error: {error}", err=True)
         code = error.exit_code
         if "--json" in arguments:
             _print_json(error)
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def _foreign(e: Exception) -> CkptBridgeError:
+    """What the user is told of an error from outside the family."""
+    if isinstance(e, ImportError):
+        return BackendError(
+            f"A package cannot be imported: {e}.", remedy="'ckptbridge doctor' says what is broken, and what mends it."
+        )
+    return InternalError(e)
 
 
 def _print_json(e: CkptBridgeError) -> None:

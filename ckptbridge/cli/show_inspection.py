@@ -103,7 +103,7 @@ def _step(step: Step) -> str:
         parts[0] += f" ({layout})"
     if step.source:
         parts.append(f"from {step.source}" + (f" ({step.files} files)" if step.files > 1 else ""))
-    if step.dtype:
+    if step.dtype and not step.lossy:
         parts.append(f"cast to {step.dtype}")
     parts += step.lossy
     if step.dropped:

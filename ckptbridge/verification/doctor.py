@@ -23,13 +23,15 @@ from ckptbridge.verification.numerics import ENVIRONMENT, UNSET
 TIME_LIMIT = 180.0  # seconds for one import; a cold one from a network file system takes a minute
 _AT_ONCE = 2
 
-# name, what it is needed for, the least version that is tested, how to install it
+_OLDER_NUMPY = "pip install 'numpy>=1.26,<2'"
+
+# name, who needs it, the least version, how to install it
 _PACKAGES: tuple[tuple[str, str, tuple[int, int], str], ...] = (
-    ("numpy", "everything", (1, 26), "pip install 'numpy>=1.26,<2'"),
-    ("torch", "verify, and models of PyTorch's", (2, 1), "pip install 'ckptbridge[torch]'"),
-    ("mindspore", "verify, and networks of MindSpore's", (2, 10), "pip install 'ckptbridge[mindspore]'"),
-    ("transformers", "verify", (4, 57), "pip install 'ckptbridge[verify]'"),
-    ("mindformers", "nothing here; it reads what is converted to its layouts", (0, 0), "pip install mindformers"),
+    ("numpy", "needed for everything", (1, 26), _OLDER_NUMPY),
+    ("torch", "needed by verify", (2, 1), "pip install 'ckptbridge[torch]'"),
+    ("mindspore", "needed by verify", (2, 10), "pip install 'ckptbridge[mindspore]'"),
+    ("transformers", "needed by verify", (4, 57), "pip install 'ckptbridge[verify]'"),
+    ("mindformers", "not needed here: its networks read what is converted for them", (0, 0), "pip install mindformers"),
 )
 _PYTHON = (3, 10)
 _CANN = Path("/usr/local/Ascend/ascend-toolkit/latest")
@@ -114,10 +116,11 @@ def diagnose(environment: Mapping[str, str] | None = None, limit: float = TIME_L
         own = needs.result()
     cann, npus = _find_cann(env), len(list(Path("/dev").glob("davinci[0-9]*")))
     problems = [("python", p) for p in _python_problems()]
-    problems += [("ckptbridge", p) for p in _problems(own, "pip install --force-reinstall ckptbridge")]
-    problems += [(package.name, problem) for package in packages for problem in package.problems]
     if not packages[0].found:
         problems.append(("numpy", Problem("It is not installed, and everything needs it.", packages[0].install)))
+    # NumPy comes first: without it the others fail, too.
+    problems += [(package.name, problem) for package in packages for problem in package.problems]
+    problems += [("ckptbridge", p) for p in _problems(own, "pip install --force-reinstall ckptbridge")]
     problems += [("CANN", p) for p in _cann_problems(packages, cann, npus)]
     numerics = tuple((name, env.get(name, UNSET), value) for name, value, _, _ in ENVIRONMENT)
     return Diagnosis(platform.python_version(), sys.executable, packages, cann, npus, numerics, tuple(problems))
@@ -155,6 +158,8 @@ def _package(
         return Package(name, False, "", (), (), (), needed_for, install)
     found = probe(name, env, limit)
     reinstall = f"pip install --force-reinstall '{name}>={least[0]}.{least[1]}'" if least != (0, 0) else install
+    if name == "numpy":
+        reinstall = f"{_OLDER_NUMPY} --force-reinstall"
     problems = _problems(found, reinstall)
     version = str(found.get("version", "")) or _recorded_version(name)
     if not problems and _first_two(version) < least:

@@ -138,3 +138,17 @@ def test_cann_by_its_environment(tmp_path: Path) -> None:
     (folder / "ascend_toolkit_install.info").write_text("package_name=Ascend-cann-toolkit\nversion=8.1.RC1\n")
     assert _find_cann({"ASCEND_HOME_PATH": str(tmp_path)}) == f"8.1.RC1 in {tmp_path}"
     assert "8.1" not in _find_cann({"ASCEND_HOME_PATH": str(tmp_path / "nowhere")})
+
+
+def test_without_numpy_doctor_still_speaks_and_the_rest_points_to_it(tmp_path: Path) -> None:
+    (tmp_path / "numpy.py").write_text("raise ImportError('numpy is broken here')")
+    env = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    command = [sys.executable, "-m", "ckptbridge"]
+    done = subprocess.run([*command, "doctor", "--json"], env=env, capture_output=True, text=True, check=False)
+    problems = json.loads(done.stdout)["problems"]
+    assert done.returncode == 1
+    assert (problems[0]["where"], "numpy is broken here" in problems[0]["what"]) == ("numpy", True)
+    assert problems[0]["remedy"] == "pip install 'numpy>=1.26,<2' --force-reinstall"
+    other = subprocess.run([*command, "inspect", __file__], env=env, capture_output=True, text=True, check=False)
+    assert other.returncode == 2
+    assert "ckptbridge doctor" in other.stderr and "Traceback" not in other.stderr

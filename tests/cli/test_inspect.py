@@ -178,8 +178,8 @@ def test_a_chain_of_handoffs_is_read_back_in_order(ckptbridge: Run, tmp_path: Pa
     assert found["history"][0]["notes"] == {"run": "42"}
     assert found["history"][2]["lossy"] == ["21 tensors cast from float32 to bfloat16"]
     lines = [line for line in ckptbridge("inspect", tmp_path / "two.ckpt").out.splitlines() if " by llama/" in line]
-    assert [line.split()[-0 if line[0] == " " else 1] for line in lines] == ["1.", "2.", "3."]
-    assert "cast to bfloat16" in lines[2]
+    assert [line[:12] for line in lines] == ["history   1.", "          2.", "          3."]
+    assert "from back, 21 tensors cast from float32 to bfloat16" in lines[2]
 
 
 def test_provenance_from_elsewhere_is_only_data(ckptbridge: Run, tmp_path: Path) -> None:
