@@ -50,6 +50,15 @@ def convert(
     numbers of tensors and bytes, seconds, and the values that a cast lost. Raises CkptBridgeError's
     family, and leaves no output behind when it does; stopped by KeyboardInterrupt it leaves what is finished in a
     hidden folder, for the same call with ``resume``.
+
+    >>> import numpy, safetensors.numpy
+    >>> weights = {"norm.weight": numpy.ones(3, "float32"), "norm.bias": numpy.zeros(3, "float32")}
+    >>> safetensors.numpy.save_file(weights, "model.safetensors")
+    >>> done = convert("model.safetensors", "model.ckpt", direction="pt2ms", target="nn")
+    >>> done.tensors, done.nbytes
+    (2, 24)
+    >>> [record.spec.name for record in done.plan.records]
+    ['norm.beta', 'norm.gamma']
     """
     if direction not in ("pt2ms", "ms2pt"):
         raise UsageError(f"There is no direction '{direction}'.", remedy="Use 'pt2ms' or 'ms2pt'.")
@@ -106,6 +115,14 @@ def verify(
     ``checkpoints`` are the PyTorch and the MindSpore side, or one of them where its provenance names
     the other, or none for the current folder. The report's ``verdict`` is "holds", "fails" or
     "unjudged". Raises CkptBridgeError's family when nothing can be judged.
+
+    >>> import numpy, safetensors.numpy
+    >>> weights = {"norm.weight": numpy.ones(3, "float32"), "norm.bias": numpy.zeros(3, "float32")}
+    >>> safetensors.numpy.save_file(weights, "model.safetensors")
+    >>> _ = convert("model.safetensors", "model.ckpt", direction="pt2ms", target="nn")
+    >>> report = verify("model.safetensors", "model.ckpt", level="weights")
+    >>> report.verdict, report.exit_code
+    ('holds', 0)
     """
     options = ForwardOptions(
         atol=atol,

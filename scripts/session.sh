@@ -20,6 +20,7 @@ session() {
     shown 'ckptbridge verify all-MiniLM-L6-v2 minilm.ckpt --atol 1e-5'
     shown 'ckptbridge convert ms2pt minilm.ckpt minilm-back'
     shown 'ls minilm-back'
+    shown 'ckptbridge diff all-MiniLM-L6-v2 minilm-back'
     shown 'head -c 50MB minilm.ckpt > damaged.ckpt'
     shown 'ckptbridge convert ms2pt damaged.ckpt elsewhere'
 }

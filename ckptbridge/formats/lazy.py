@@ -152,5 +152,16 @@ def open_checkpoint(path: str | os.PathLike[str], key: str | None = None) -> Che
 
     ``key`` chooses among several nested state dicts of a ``.bin`` (model and ema, say). Raises the
     errors of :mod:`ckptbridge.errors`.
+
+    >>> import numpy, safetensors.numpy
+    >>> safetensors.numpy.save_file({"norm.weight": numpy.ones(3, "float32")}, "model.safetensors")
+    >>> checkpoint = open_checkpoint("model.safetensors")
+    >>> list(checkpoint), checkpoint.format
+    (['norm.weight'], 'safetensors')
+    >>> tensor = checkpoint["norm.weight"]
+    >>> tensor
+    LazyTensor('norm.weight', float32, (3,))
+    >>> tensor.numpy()
+    array([1., 1., 1.], dtype=float32)
     """
     return Checkpoint(open_inventory(Path(path), key))
