@@ -44,7 +44,7 @@ DEEPSEEK: dict[str, Any] = {
     "num_nextn_predict_layers": 1,
     "tie_word_embeddings": False,
 }
-COMMON = {"vocab_size": 31, "max_position_embeddings": 64}
+COMMON = {"vocab_size": 31, "max_position_embeddings": 12}
 NO_TOKENS = {"eos_token_id": None, "bos_token_id": None, "pad_token_id": None}
 BLOCK = (4, 8)
 
