@@ -15,6 +15,7 @@ import tempfile
 import zipfile
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from math import prod
 from pathlib import Path
 from types import ModuleType
 
@@ -177,11 +178,11 @@ def axes(data: bytes) -> None:
     again = line.inverse().inverse()  # but for spaces around the arrow
     assert (again.left, again.right) == (line.left, line.right)
     assert (back.left, back.right) == (bound.right, bound.left)
-    numel = sum(int(np.prod(shape)) for shape in bound.left)
+    numel = sum(prod(shape) for shape in bound.left)
     if numel > 10_000 or len(bound.blocks) > 1000:
         return
-    there = [np.full(int(np.prod(shape)), -1) for shape in bound.right]
-    ends = np.cumsum([0, *(int(np.prod(shape)) for shape in bound.left)])
+    there = [np.full(prod(shape), -1) for shape in bound.right]
+    ends = np.cumsum([0, *(prod(shape) for shape in bound.left)])
     for block in bound.blocks:
         source, target = indices(block.sizes, block.left, bound.left), indices(block.sizes, block.right, bound.right)
         assert (there[block.right.tensor][target] == -1).all()
