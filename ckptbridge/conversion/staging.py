@@ -50,21 +50,21 @@ class Staging:
         self.folder = partial_path(destination)
         self.path = self.folder / _OUTPUT
         self.committed = False
+        self._fd = -1
         self._needed: int | None = None
         check_destination(destination, directory, overwrite)
         try:
             with uninterrupted():
                 _make_folders(destination.parent)
                 self._fd = self._lock(resume)
-            try:
-                self._put_back()
-                check_destination(destination, directory, overwrite)  # again: another run may have finished meanwhile
-                _make(self.path)
-            except BaseException:
-                self._release()
-                raise
-        except OSError as e:
-            raise self.error(e) from None
+            self._put_back()
+            check_destination(destination, directory, overwrite)  # again: another run may have finished meanwhile
+            _make(self.path)
+        except BaseException as e:
+            self.keep()
+            if isinstance(e, OSError):
+                raise self.error(e) from None
+            raise
 
     def _lock(self, resume: bool) -> int:
         while True:
@@ -233,13 +233,11 @@ class Staging:
 
     def keep(self) -> None:
         """Leave what is there for a run with ``resume``."""
-        if self._fd >= 0:
-            self._release()
-
-    def _release(self) -> None:
-        with suppress(OSError):  # if they are empty
-            os.rmdir(self.path)
-            os.rmdir(self.folder)
+        if self._fd < 0:
+            return
+        for empty in (self.path, self.folder):
+            with suppress(OSError):  # it is not
+                os.rmdir(empty)
         os.close(self._fd)
         self._fd = -1
 

@@ -151,15 +151,17 @@ def warm_up(arguments: list[str]) -> None:
 def carry_out(request: dict[str, Any]) -> Any:
     """What the request asks for.
 
-    ``folder`` is where the destination is; ``former`` a folder to be copied there first; ``arguments`` of the command;
-    ``then`` those of the run that follows, if one does. ``points`` are (number of a call, action, errno) triples;
+    ``folder`` is where the destination is, emptied first unless ``as_it_is``; ``former`` a folder to be copied there;
+    ``arguments`` of the command; ``then`` those of the run that follows, if one does, every second time or always
+    with --resume. ``points`` are (number of a call, action, errno) triples;
     "all" stands for every call of an undisturbed run with the action given.
     """
     journal.STRETCH_BYTES = request.get("stretch", journal.STRETCH_BYTES)
     folder, former = Path(request["folder"]), request.get("former")
     exchange = request.get("exchange", True)
-    prepare(folder, former)
     warm_up(request["arguments"])
+    if not request.get("as_it_is"):
+        prepare(folder, former)
     whole = child(request["arguments"], Watch(), exchange)
     answer: dict[str, Any] = {"undisturbed": whole, "wanted": snapshot(folder), "results": []}
     points = request.get("points", [])
@@ -173,9 +175,11 @@ def carry_out(request: dict[str, Any]) -> Any:
         first = child(request["arguments"], Watch(*point), exchange)
         result = {"at": point[0], "code": first["code"], "text": first["text"], "after": snapshot(folder)}
         if "then" in request:
-            then = request["then"] + (["--resume"] if point[0] % 2 else [])
+            resumes = request.get("resume", point[0] % 2)
+            then = request["then"] + (["--resume"] if resumes else [])
             second = child(then, Watch(), exchange)
             result |= {"then": second["code"], "then_text": second["text"], "finally": snapshot(folder)}
+            result["then_calls"] = second["calls"]
         answer["results"].append(result)
     return answer
 
