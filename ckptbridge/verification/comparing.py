@@ -21,6 +21,7 @@ from ckptbridge.formats.tensors import TensorSource
 Words = npt.NDArray[Any]
 
 _BUFFER = 4 << 20
+_STEP = 512 << 10  # bytes of each side that are digested, counted and compared while they are in the cache
 _INFINITY = {"float64": 0x7FF0 << 48, "float32": 0x7F80 << 16, "float16": 0x7C00, "bfloat16": 0x7F80}
 
 
@@ -42,10 +43,12 @@ class Found:
 
     def compare(self, start: int, expected: Words, words: Words, dtype: DType) -> None:
         """Add elements from the flat index ``start`` on, both as storage words of ``dtype``."""
+        # As bytes: words may lie at any offset of a file, and NumPy is slow where they are not aligned.
+        equal = np.array_equal(expected.view(np.uint8), words.view(np.uint8))
         infinity = _INFINITY.get(dtype.name)
         if infinity is not None:
-            self._count(words, dtype, infinity)
-        if np.array_equal(expected, words):
+            self._count(expected if equal and expected.flags.aligned else words, dtype, infinity)
+        if equal:
             return
         differs = expected != words
         self.differing += int(np.count_nonzero(differs))
@@ -56,8 +59,11 @@ class Found:
         self.max_abs = None if size is None or self._infinite else max(size, self.max_abs or 0.0)
 
     def _count(self, words: Words, dtype: DType, infinity: int) -> None:
-        magnitude = words & words.dtype.type((1 << (8 * dtype.itemsize - 1)) - 1)
-        if magnitude.size and int(magnitude.max()) >= infinity:
+        sign = 1 << (8 * dtype.itemsize - 1)
+        # Among signed words the positive values come last, among unsigned ones the negative values.
+        signed = words.view(f"i{dtype.itemsize}")
+        if words.size and (int(signed.max()) >= infinity or int(words.max()) >= sign | infinity):
+            magnitude = words & words.dtype.type(sign - 1)
             self.inf += int(np.count_nonzero(magnitude == infinity))
             self.nan += int(np.count_nonzero(magnitude > infinity))
 
@@ -77,11 +83,14 @@ def compare_tensor(
     """
     there = _Stream(tensor_bytes(actual, files, _BUFFER), record.spec.dtype)
     found = Found()
+    step = _STEP // record.spec.dtype.itemsize
     for piece in record_pieces(record, _BUFFER):
         for start, expected in _expected(record, piece, files):
-            words = there.take(expected.size)
-            seen(words.view(np.uint8).data)
-            found.compare(start, expected, words, record.spec.dtype)
+            for at in range(0, expected.size, step):
+                part = expected[at : at + step]
+                words = there.take(part.size)
+                seen(words.view(np.uint8).data)
+                found.compare(start + at, part, words, record.spec.dtype)
     return found
 
 
