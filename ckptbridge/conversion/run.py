@@ -81,8 +81,10 @@ def run(plan: Plan, request: Request, progress: Progress | None = None) -> Summa
     try:
         found = _leftover(plan, request, staging)
         staging.require_room(room_needed(plan))
-    except BaseException:
+    except BaseException as e:
         staging.keep()  # nothing has been done yet, and what an earlier run left may still be wanted
+        if isinstance(e, OSError):
+            raise staging.error(e) from None
         raise
     try:
         if request.digest != "none":
@@ -159,8 +161,7 @@ def _leftover(plan: Plan, request: Request, staging: Staging) -> Found:
         found = Found({}, "with --digest none nothing of it can be checked")
     elif request.resume:
         found = journal.read(staging.folder / JOURNAL, journal.identity(plan, request))
-    if not found.finished:
-        staging.clear()
+    staging.clear({file.name for file in plan.files} if found.finished else None)
     return found
 
 
@@ -255,7 +256,6 @@ def _write(
         tally = Tally(worker, request.digest, any(f.layout.needs_crc for f in plan.files), progress)
         kept: Mapping[int, Finished] = {}
         if log is not None:
-            staging.keep_only({file.name for file in plan.files})
             kept = journal.still_there(found, plan, staging.path, request.digest, tally)
             log.begin(kept, plan)
         taken_over = tally.bytes

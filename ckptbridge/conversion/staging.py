@@ -59,7 +59,6 @@ class Staging:
                 self._fd = self._lock(resume)
             self._put_back()
             check_destination(destination, directory, overwrite)  # again: another run may have finished meanwhile
-            _make(self.path)
         except BaseException as e:
             self.keep()
             if isinstance(e, OSError):
@@ -125,18 +124,16 @@ class Staging:
         os.rename(former, self.destination)
         sync_folder(self.destination.parent)
 
-    def clear(self) -> None:
-        """Remove what an earlier run left."""
-        with os.scandir(self.folder) as entries:
-            for entry in list(entries):
-                _remove(entry.path)
+    def clear(self, wanted: set[str] | None = None) -> None:
+        """Make the folder of the output, and remove what an earlier run left: all, or all but the ``wanted`` files."""
+        if wanted is None:
+            with os.scandir(self.folder) as entries:
+                for entry in list(entries):
+                    _remove(entry.path)
         _make(self.path)
-
-    def keep_only(self, names: set[str]) -> None:
-        """Remove whatever else an earlier run left among the output's files."""
         with os.scandir(self.path) as entries:
             for entry in list(entries):
-                if entry.name not in names or not entry.is_file(follow_symlinks=False):
+                if wanted is None or entry.name not in wanted or not entry.is_file(follow_symlinks=False):
                     _remove(entry.path)
 
     def require_room(self, nbytes: int) -> None:
@@ -180,6 +177,12 @@ class Staging:
                 self.committed = True
                 sync_folder(self.destination.parent)
         except OSError as e:
+            if self.committed:
+                raise OutputError(
+                    f"The output is there and whole, but the disk did not confirm its name: {e.strerror}.",
+                    remedy="Run 'sync', and see what the system's log says of the disk.",
+                    file=self.destination,
+                ) from None
             raise self.error(e) from None
         self.discard()
 

@@ -22,6 +22,7 @@ def memory(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         yield tmp_path_factory.mktemp("memory")
         return
     with tempfile.TemporaryDirectory(prefix="ckptbridge-tests-", dir=shared) as folder:
+        Path(folder).chmod(0o755)  # other users are tried too
         yield Path(folder)
 
 

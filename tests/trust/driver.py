@@ -11,6 +11,7 @@ import gc
 import hashlib
 import json
 import os
+import resource
 import shutil
 import signal
 import stat
@@ -34,6 +35,7 @@ CALLS = (
     *("open", "write", "pwrite", "copy_file_range", "ftruncate", "fsync"),
     *("mkdir", "rename", "replace", "link", "unlink", "rmdir"),
 )
+REAL_UNLINK = os.unlink
 DATA = ("write", "pwrite")  # what can be done by half
 TWO_FILES = ("copy_file_range", "rename", "replace", "link", "renameat2")
 
@@ -41,10 +43,10 @@ TWO_FILES = ("copy_file_range", "rename", "replace", "link", "renameat2")
 class Watch:
     """Counts the calls, and at the one with number ``at`` does what it was told."""
 
-    def __init__(self, at: int = -1, action: str = "", errno_name: str = "") -> None:
+    def __init__(self, at: int = -1, action: str = "", detail: str = "") -> None:
         self.at = at
         self.action = action
-        self.errno = getattr(errno, errno_name, 0)
+        self.detail = detail  # the name of an errno, or a source file's path
         self.calls: list[list[str]] = []
         self._lock = threading.Lock()
 
@@ -66,8 +68,17 @@ class Watch:
                 os.kill(os.getpid(), signal.SIGKILL)
                 signal.pause()
             if self.action == "fail":
-                raise OSError(self.errno, os.strerror(self.errno), described(args[0]) if args else None)
-            os.kill(os.getpid(), getattr(signal, self.action))
+                number = getattr(errno, self.detail)
+                raise OSError(number, os.strerror(number), described(args[0]))
+            if self.action == "cut":
+                os.truncate(self.detail, os.stat(self.detail).st_size // 2)
+            elif self.action == "grow":
+                with open(self.detail, "ab") as file:  # noqa: PTH123
+                    file.write(b"x")
+            elif self.action == "vanish":
+                REAL_UNLINK(self.detail)
+            else:
+                os.kill(os.getpid(), getattr(signal, self.action))
             return real(*args, **keywords)
 
         return call
@@ -82,8 +93,8 @@ def no_such_call(*_: Any) -> None:
     raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
 
 
-def child(arguments: list[str], watch: Watch, exchange: bool) -> dict[str, Any]:
-    """Run the command in a fork. The exit status, what it printed on standard error, and the calls it made."""
+def child(arguments: list[str], watch: Watch, request: dict[str, Any]) -> dict[str, Any]:
+    """Run the command in a fork. The exit status, what it printed, and the calls it made."""
     read, write = os.pipe()
     pid = os.fork()
     if pid == 0:
@@ -93,7 +104,12 @@ def child(arguments: list[str], watch: Watch, exchange: bool) -> dict[str, Any]:
             os.dup2(out.fileno(), 2)
             for name in CALLS:
                 setattr(os, name, watch.wrap(name, getattr(os, name)))
+            exchange = request.get("exchange", True)
             staging.renameat2 = watch.wrap("renameat2", staging.renameat2) if exchange else no_such_call
+            if "file_size" in request:
+                resource.setrlimit(resource.RLIMIT_FSIZE, (request["file_size"],) * 2)
+            if "uid" in request:
+                os.setuid(request["uid"])
             code = 99
             try:
                 main(arguments)
@@ -153,16 +169,16 @@ def carry_out(request: dict[str, Any]) -> Any:
 
     ``folder`` is where the destination is, emptied first unless ``as_it_is``; ``former`` a folder to be copied there;
     ``arguments`` of the command; ``then`` those of the run that follows, if one does, every second time or always
-    with --resume. ``points`` are (number of a call, action, errno) triples;
-    "all" stands for every call of an undisturbed run with the action given.
+    with --resume. ``points`` are (number of a call, action, detail) triples; "all" stands for every call of an
+    undisturbed run with the action given. ``restore`` are a source's copy and the source. ``file_size`` and ``uid``
+    are limits that the children get.
     """
     journal.STRETCH_BYTES = request.get("stretch", journal.STRETCH_BYTES)
     folder, former = Path(request["folder"]), request.get("former")
-    exchange = request.get("exchange", True)
     warm_up(request["arguments"])
     if not request.get("as_it_is"):
         prepare(folder, former)
-    whole = child(request["arguments"], Watch(), exchange)
+    whole = child(request["arguments"], Watch(), request)
     answer: dict[str, Any] = {"undisturbed": whole, "wanted": snapshot(folder), "results": []}
     points = request.get("points", [])
     if points and points[0] == "all":
@@ -171,13 +187,16 @@ def carry_out(request: dict[str, Any]) -> Any:
         names = [name for name, *_ in whole["calls"]]
         points = [[n, action, *more] for n in range(0, len(names), step) if action != "torn" or names[n] in DATA]
     for point in points:
-        prepare(folder, former)
-        first = child(request["arguments"], Watch(*point), exchange)
+        if not request.get("as_it_is"):
+            prepare(folder, former)
+        if "restore" in request:
+            shutil.copy2(*request["restore"])
+        first = child(request["arguments"], Watch(*point), request)
         result = {"at": point[0], "code": first["code"], "text": first["text"], "after": snapshot(folder)}
         if "then" in request:
             resumes = request.get("resume", point[0] % 2)
             then = request["then"] + (["--resume"] if resumes else [])
-            second = child(then, Watch(), exchange)
+            second = child(then, Watch(), request)
             result |= {"then": second["code"], "then_text": second["text"], "finally": snapshot(folder)}
             result["then_calls"] = second["calls"]
         answer["results"].append(result)
