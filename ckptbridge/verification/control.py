@@ -111,12 +111,13 @@ def _fused_parts(entry: Entry) -> tuple[str, Block, Block] | None:
 
 
 def _part(tensor: Array, block: Block) -> Array:
-    """The elements of a tensor that a block of its entry fills, as a view."""
+    """The elements of a tensor that a block of its entry fills, as a view of their words."""
     strides = contiguous_strides(tensor.shape)
     start = block.right.offset(strides)
-    item = tensor.itemsize
+    words = tensor.view(f"u{tensor.itemsize}")  # bfloat16 has no buffer format of its own
+    item = words.itemsize
     return np.ndarray(
-        block.sizes, tensor.dtype, tensor.data, start * item, tuple(s * item for s in block.right.strides(strides))
+        block.sizes, words.dtype, words.data, start * item, tuple(s * item for s in block.right.strides(strides))
     )
 
 
