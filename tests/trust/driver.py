@@ -11,6 +11,7 @@ import gc
 import hashlib
 import json
 import os
+import random
 import resource
 import shutil
 import signal
@@ -18,6 +19,7 @@ import stat
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -95,6 +97,13 @@ def no_such_call(*_: Any) -> None:
 
 def child(arguments: list[str], watch: Watch, request: dict[str, Any]) -> dict[str, Any]:
     """Run the command in a fork. The exit status, what it printed, and the calls it made."""
+    return start(arguments, watch, request)()
+
+
+def start(
+    arguments: list[str], watch: Watch, request: dict[str, Any], gate: int | None = None, delay: float = 0
+) -> Callable[[], dict[str, Any]]:
+    """The same, begun: what is returned waits for the end. A ``gate`` is read from first, and then ``delay`` passes."""
     read, write = os.pipe()
     pid = os.fork()
     if pid == 0:
@@ -110,6 +119,9 @@ def child(arguments: list[str], watch: Watch, request: dict[str, Any]) -> dict[s
                 resource.setrlimit(resource.RLIMIT_FSIZE, (request["file_size"],) * 2)
             if "uid" in request:
                 os.setuid(request["uid"])
+            if gate is not None:
+                os.read(gate, 1)
+                time.sleep(delay)
             code = 99
             try:
                 main(arguments)
@@ -124,12 +136,35 @@ def child(arguments: list[str], watch: Watch, request: dict[str, Any]) -> dict[s
                     pipe.write(json.dumps(report).encode())
                 os._exit(0)
     os.close(write)
-    with open(read, "rb") as pipe:  # noqa: PTH123
-        data = pipe.read()
-    _, status = os.waitpid(pid, 0)
-    if os.WIFSIGNALED(status):
-        return {"code": -os.WTERMSIG(status), "text": "", "calls": []}
-    return dict(json.loads(data))
+
+    def finish() -> dict[str, Any]:
+        with open(read, "rb") as pipe:  # noqa: PTH123
+            data = pipe.read()
+        _, status = os.waitpid(pid, 0)
+        if os.WIFSIGNALED(status):
+            return {"code": -os.WTERMSIG(status), "text": "", "calls": []}
+        return dict(json.loads(data))
+
+    return finish
+
+
+def race(request: dict[str, Any]) -> list[dict[str, Any]]:
+    """Several commands at once, started in the same moment and, by round, up to some milliseconds apart."""
+    chance = random.Random(0)
+    rounds = []
+    for _ in range(request["rounds"]):
+        folder = prepare(Path(request["folder"]), request.get("former"))
+        gate, opener = os.pipe()
+        spread = chance.choice((0, 0.003, 0.03))
+        running = [start(a, Watch(), request, gate, chance.random() * spread) for a in request["race"]]
+        os.write(opener, b"x" * len(running))
+        done = [finish() for finish in running]
+        os.close(gate)
+        os.close(opener)
+        rounds.append(
+            {"codes": [d["code"] for d in done], "texts": [d["text"] for d in done], "after": snapshot(folder)}
+        )
+    return rounds
 
 
 def snapshot(folder: Path) -> dict[str, str]:
@@ -171,7 +206,7 @@ def carry_out(request: dict[str, Any]) -> Any:
     ``arguments`` of the command; ``then`` those of the run that follows, if one does, every second time or always
     with --resume. ``points`` are (number of a call, action, detail) triples; "all" stands for every call of an
     undisturbed run with the action given. ``restore`` are a source's copy and the source. ``file_size`` and ``uid``
-    are limits that the children get.
+    are limits that the children get. ``race`` are the arguments of commands to run at once, for so many ``rounds``.
     """
     journal.STRETCH_BYTES = request.get("stretch", journal.STRETCH_BYTES)
     folder, former = Path(request["folder"]), request.get("former")
@@ -200,6 +235,8 @@ def carry_out(request: dict[str, Any]) -> Any:
             result |= {"then": second["code"], "then_text": second["text"], "finally": snapshot(folder)}
             result["then_calls"] = second["calls"]
         answer["results"].append(result)
+    if "race" in request:
+        answer["rounds"] = race(request)
     return answer
 
 

@@ -26,7 +26,7 @@ def hidden(snapshot: dict[str, str]) -> set[str]:
 @pytest.mark.parametrize("scenario", FEW, ids=lambda s: s.id)
 def test_stopped_anywhere(scenario: Scenario, name: str, sources: Sources, folder: Path) -> None:
     request = scenario.request(sources, folder)
-    step = {"step": 3} if name == "SIGTERM" else {}
+    step = {"step": 4 if name == "SIGTERM" else 2}
     answer = drive({**request, **step, "then": request["arguments"], "resume": True, "points": ["all", name]})
     wanted = answer["wanted"]
     kept = complete = 0
