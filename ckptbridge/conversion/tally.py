@@ -11,6 +11,8 @@ from ckptbridge.conversion.worker import Worker
 
 Progress = Callable[[int], None]
 
+_STEP = 512 << 10  # bytes that are digested and then summed while they are in the cache
+
 
 class Tally:
     """Digests (hex) and CRC-32s of the target tensors by name, and the number of bytes placed.
@@ -73,7 +75,10 @@ class Seen:
             self._worker.put(lambda: self._take(data))
 
     def _take(self, data: memoryview) -> None:
-        if self.hasher is not None:
-            self.hasher.update(data)
-        if self._with_crc:
-            self.crc = zlib.crc32(data, self.crc)
+        step = _STEP if self._with_crc else len(data) or 1
+        for at in range(0, len(data), step):
+            part = data[at : at + step]
+            if self.hasher is not None:
+                self.hasher.update(part)
+            if self._with_crc:
+                self.crc = zlib.crc32(part, self.crc)
