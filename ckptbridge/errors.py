@@ -165,9 +165,7 @@ class InterruptedByUser(CkptBridgeError):
 
     code = "interrupted"
 
-    def __init__(
-        self, number: int, *, remedy: str = "Nothing was left behind; run the same command again.", **where: object
-    ) -> None:
+    def __init__(self, number: int, *, remedy: str = "Run the same command again.", **where: object) -> None:
         super().__init__(f"Stopped by {signal.Signals(number).name}.", remedy=remedy, **where)
         self.signal = number
         self.exit_code = 128 + number

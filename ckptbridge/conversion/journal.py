@@ -213,6 +213,7 @@ class Journal:
     def __init__(self, path: Path, made: Mapping[str, Any], algorithm: str) -> None:
         self._algorithm = algorithm
         self.nbytes = 0  # of all finished stretches
+        self.begun = False  # whether it stands for the output, in the place of an earlier run's
         beside = path.with_name(path.name + ".new")
         self._fd = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         self._line(made)
@@ -224,6 +225,7 @@ class Journal:
             if stretch.number in kept:
                 self._entry(stretch, kept[stretch.number])
         os.replace(self._beside, self._path)
+        self.begun = True
 
     def finished(self, stretch: Stretch, tally: Tally, lost: CastCount) -> None:
         """Note that a stretch is in place."""

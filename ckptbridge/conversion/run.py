@@ -92,11 +92,11 @@ def run(plan: Plan, request: Request, progress: Progress | None = None) -> Summa
         done = _carry_out(plan, request, staging, log, found, progress)
         staging.commit()
     except OSError as e:
-        raise _failed(e, staging, log) from None
+        raise _failed(e, staging, log, found) from None
     except InterruptedByUser as e:
-        raise _stopped(e, plan, staging, log) from None
+        raise _stopped(e, plan, staging, log, found) from None
     except KeyboardInterrupt:  # where no handler of this project's is installed
-        _keep(staging, log)
+        _keep(staging, log, found)
         raise
     finally:
         if log is not None:
@@ -165,37 +165,39 @@ def _leftover(plan: Plan, request: Request, staging: Staging) -> Found:
     return found
 
 
-def _stopped(e: InterruptedByUser, plan: Plan, staging: Staging, log: Journal | None) -> InterruptedByUser:
+def _stopped(
+    e: InterruptedByUser, plan: Plan, staging: Staging, log: Journal | None, found: Found
+) -> InterruptedByUser:
     """The same, with what is there now."""
     if staging.committed:
         return InterruptedByUser(e.signal, remedy="The output was complete by then.", file=plan.destination)
-    kept = _keep(staging, log)
-    if kept is None:
-        return e
+    if not _keep(staging, log, found):
+        return InterruptedByUser(e.signal, remedy="Nothing was left behind; run the same command again.")
     return InterruptedByUser(
         e.signal,
         remedy="Run the same command with --resume to go on with what is kept; without it, it starts anew. "
         "Remove the kept folder if you do neither.",
-        finished=f"{kept} of {plan.nbytes} bytes",
+        finished=f"{log.nbytes} of {plan.nbytes} bytes" if log is not None and log.nbytes else None,
         kept=staging.folder,
     )
 
 
-def _failed(e: OSError, staging: Staging, log: Journal | None) -> OutputError:
+def _failed(e: OSError, staging: Staging, log: Journal | None, found: Found) -> OutputError:
     """What the system said, and what is kept: a full disk can be made room on."""
     error = staging.error(e)
-    if _keep(staging, log) is None:
+    if not _keep(staging, log, found):
         return error
     remedy = f"{error.remedy} Then go on with --resume: what is finished is kept until you do, or remove it."
     return OutputError(error.what, remedy=remedy, **error.where, kept=staging.folder)
 
 
-def _keep(staging: Staging, log: Journal | None) -> int | None:
-    """Leave what is finished for a run that resumes, and tell how many bytes; None when nothing is."""
-    if staging.committed or log is None or not log.nbytes:
-        return None
+def _keep(staging: Staging, log: Journal | None, found: Found) -> bool:
+    """Leave what is finished, if anything is, for a run that resumes: of this run, or of one that it resumed."""
+    begun = log is not None and log.begun
+    if staging.committed or not (log.nbytes if log is not None and begun else found.finished):
+        return False
     staging.keep()
-    return log.nbytes
+    return True
 
 
 def room_needed(plan: Plan) -> int:

@@ -54,7 +54,13 @@ def shard_path(directory: Path, name: str, named_by: Path) -> Path:
             remedy="An index names files beside it; do not use one that does not.",
             file=named_by,
         )
-    if not path.exists():
+    try:
+        there = path.exists()
+    except OSError as error:  # a name longer than any file's
+        raise FormatError(
+            f"The shard '{name[:80]}' cannot be looked for: {error.strerror}.", remedy=_AGAIN, file=named_by
+        ) from None
+    if not there:
         raise FormatError(f"The shard '{name}' is missing.", remedy=_AGAIN, file=named_by)
     home, target = directory.resolve(), path.resolve()
     cache = home.parent.parent / "blobs" if home.parent.name == "snapshots" else None

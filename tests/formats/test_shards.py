@@ -135,6 +135,11 @@ def test_names_that_lead_out(sharded, name):
     assert "leads out" in refusal(sharded).what
 
 
+def test_a_name_longer_than_any_files(sharded):
+    edit(sharded, c="x" * 300 + ".safetensors")
+    assert "cannot be looked for: File name too long" in refusal(sharded).what
+
+
 def test_a_link_out_of_the_directory(sharded):
     outside = sharded.parent / "x.safetensors"
     (sharded / SECOND).rename(outside)

@@ -204,9 +204,10 @@ def carry_out(request: dict[str, Any]) -> Any:
 
     ``folder`` is where the destination is, emptied first unless ``as_it_is``; ``former`` a folder to be copied there;
     ``arguments`` of the command; ``then`` those of the run that follows, if one does, every second time or always
-    with --resume. ``points`` are (number of a call, action, detail) triples; "all" stands for every call of an
-    undisturbed run with the action given. ``restore`` are a source's copy and the source. ``file_size`` and ``uid``
-    are limits that the children get. ``race`` are the arguments of commands to run at once, for so many ``rounds``.
+    with --resume; ``between`` is the point at which one more run stops before. ``points`` are (number of a call,
+    action, detail) triples; "all" stands for every call of an undisturbed run with the action given. ``restore`` are a
+    source's copy and the source. ``file_size`` and ``uid`` are limits that the children get. ``race`` are the arguments
+    of commands to run at once, for so many ``rounds``.
     """
     journal.STRETCH_BYTES = request.get("stretch", journal.STRETCH_BYTES)
     folder, former = Path(request["folder"]), request.get("former")
@@ -228,6 +229,10 @@ def carry_out(request: dict[str, Any]) -> Any:
             shutil.copy2(*request["restore"])
         first = child(request["arguments"], Watch(*point), request)
         result = {"at": point[0], "code": first["code"], "text": first["text"], "after": snapshot(folder)}
+        if "between" in request:
+            # A run that resumes is stopped too, at its own call of that number.
+            middle = child([*request["then"], "--resume"], Watch(*request["between"]), request)
+            result |= {"between": middle["code"], "between_text": middle["text"], "after": snapshot(folder)}
         if "then" in request:
             resumes = request.get("resume", point[0] % 2)
             then = request["then"] + (["--resume"] if resumes else [])

@@ -43,7 +43,7 @@ def test_stopped_anywhere(scenario: Scenario, name: str, sources: Sources, folde
             assert after != wanted
         # What the message says is what is there.
         assert bool(hidden(result["after"])) == ("--resume" in result["text"]), result
-        assert ("Nothing was left behind" in result["text"]) == (not hidden(result["after"]) and after != wanted)
+        assert not hidden(result["after"]) or "Nothing was left behind" not in result["text"]
         if hidden(result["after"]):
             kept += 1
             assert ".ckptbridge-" in result["text"]
@@ -64,6 +64,28 @@ def test_what_is_finished_is_not_written_again(sources: Sources, folder: Path) -
     again = [name for name, *_ in result["then_calls"]]
     assert "copy_file_range" not in again
     assert again.count("pwrite") == len([name for name in answer["wanted"] if name.endswith(".safetensors")])
+
+
+@pytest.mark.parametrize("action", ["SIGINT", "kill"])
+def test_a_run_that_resumes_is_stopped_itself(action: str, sources: Sources, folder: Path) -> None:
+    """Wherever that is, what the first run finished stays."""
+    request = SHARDS.request(sources, folder)
+    calls = [name for name, *_ in drive(request)["undisturbed"]["calls"]]
+    seal = len(calls) - 1 - calls[::-1].index("pwrite")
+    stops = {**request, "then": request["arguments"], "resume": True, "points": [[seal, "kill"]]}
+    last = [name for name, *_ in drive(stops)["results"][0]["then_calls"]].index("renameat2")
+    for at in range(0, last, 3):
+        answer = drive({**stops, "between": [at, action]})
+        (result,) = answer["results"]
+        assert result["between"] in (130, -9), result
+        assert hidden(result["after"])
+        # Before it has looked at what is there, it says nothing of it.
+        assert action == "kill" or at < 3 or "--resume" in result["between_text"], result
+        assert "Nothing was left behind" not in result["between_text"]
+        assert result["then"] == 0
+        assert result["finally"] == answer["wanted"]
+        assert "of them by an earlier run" in result["then_text"]
+        assert "copy_file_range" not in [name for name, *_ in result["then_calls"]]
 
 
 # --- what cannot be resumed ------------------------------------------------------------------
