@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Compares the tables with MindFormers' own converters, in an environment of its own (.venv-peer): MindFormers has other
-# pins than this project. Arguments go to pytest: bash scripts/peer_mindformers.sh -k qwen3
+# Compares the tables with MindFormers' own converters, and runs MindFormers' own networks on what they made, in an
+# environment of its own (.venv-peer): MindFormers has other pins than this project. Arguments go to pytest:
+# bash scripts/peer_mindformers.sh -k qwen3
 set -euo pipefail
 cd "$(dirname "$0")/.."
 root=$PWD
@@ -20,7 +21,7 @@ if ! { [ -f "$stamp" ] && [ "$(cat "$stamp")" = "$want" ]; }; then
     [ -x .venv-peer/bin/python ] || "$python" -m venv .venv-peer
     pip() { .venv-peer/bin/python -m pip --disable-pip-version-check --quiet --quiet "$@"; }
     # MindFormers 2.1.0 asks for MindSpore 2.11 and pyarrow 23; on 2.10 its import takes these.
-    pip install mindspore==2.10.0 numpy==1.26.4 transformers==5.24.0 'pyarrow<22' 'opencv-python-headless<4.12' \
+    pip install mindspore==2.10.0 torch==2.13.0 numpy==1.26.4 transformers==5.24.0 'pyarrow<22' 'opencv-python-headless<4.12' \
         deprecated ftfy jieba rouge_chinese sentencepiece tiktoken setproctitle tensorboardX datasets pybind11 pyyaml \
         pytest 2> >(grep -v -e 'dependency resolver' -e '^mindformers .* requires' >&2)
     pip install --no-deps mindformers==2.1.0 mindpet

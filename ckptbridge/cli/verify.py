@@ -50,7 +50,11 @@ _DTYPES = ["float64", "float32", "float16", "bfloat16"]
     help="MindSpore's. Example: --ms-device Ascend",
 )
 @click.option("--pt-model", metavar="MODULE:FUNCTION", help="A PyTorch side of your own. Example: --pt-model mine:load")
-@click.option("--ms-net", metavar="MODULE:FUNCTION", help="A network of your own. Example: --ms-net mine:load")
+@click.option(
+    "--ms-net",
+    metavar="NAME|MODULE:FUNCTION",
+    help="'mindformers' (its own networks, with --dtype float32) or a network of yours. Example: --ms-net mine:load",
+)
 @click.option(
     "--golden",
     metavar="FILE",

@@ -25,6 +25,7 @@ Array = npt.NDArray[Any]
 Forward = Callable[[Array], Stages]
 
 DEFAULT_LENGTH = 512
+MINDFORMERS = "mindformers"  # the built-in name that --ms-net takes besides MODULE:FUNCTION
 
 
 @dataclass(frozen=True)
@@ -73,6 +74,23 @@ class ForwardResult:
 
     section: ForwardSection
     controls: tuple[ControlResult, ...]
+
+
+def check_options(options: ForwardOptions) -> None:
+    """Raises UsageError for options that exclude each other, BackendError for a network that is not installed."""
+    if options.prove and options.ms_net is not None:
+        raise UsageError("--prove needs the networks of this tool.", remedy="Leave --ms-net out.", option="--prove")
+    if options.ms_net != MINDFORMERS:
+        return
+    from ckptbridge.verification.nets import mindformers
+
+    if options.dtype != "float32":
+        raise UsageError(
+            f"MindFormers' networks are computed in float32 here, and {options.dtype} is asked for.",
+            remedy="Give --dtype float32.",
+            option="--ms-net",
+        )
+    mindformers.check_installed()
 
 
 def choose_tokens(config: Mapping[str, Any], options: ForwardOptions) -> Array:
@@ -147,7 +165,15 @@ def run_forward(ms: Path, reference: Reference, model: Model, options: ForwardOp
     floor = _floor(reference, options)
     own = options.ms_net is None
     side: Any = _mindspore_side(ms, model, options) if own else None
-    forward: Forward = side.forward if own else _user_net(ms, model, options)
+    known: tuple[str, ...] = ()
+    forward: Forward
+    if own:
+        forward = side.forward
+    elif options.ms_net == MINDFORMERS:
+        theirs = _mindformers_side(ms, model, options, reference.tokens)
+        forward, known = theirs.forward, theirs.notes
+    else:
+        forward = _user_net(ms, model, options)
     stages = forward(reference.tokens)
     repeatable = {"MindSpore": _same(stages, forward(reference.tokens))}
     if reference.repeatable is not None:
@@ -163,12 +189,10 @@ def run_forward(ms: Path, reference: Reference, model: Model, options: ForwardOp
         floor=floor,
         stages=_stages(stages, reference, options),
         repeatable=repeatable,
-        hints=hints(metrics, model.config),
+        hints=(*known, *hints(metrics, model.config)),
     )
     controls: tuple[ControlResult, ...] = ()
     if options.prove:
-        if not own:
-            raise UsageError("--prove needs the networks of this tool.", remedy="Leave --ms-net out.", option="--prove")
 
         def judged(changed: Any) -> tuple[Metrics, Judgement]:
             found = _logits(changed.forward(reference.tokens), reference, options)
@@ -209,6 +233,16 @@ def _mindspore_side(ms: Path, model: Model, options: ForwardOptions) -> Any:
 
     return mindspore.load(
         ms, model.config, model.expansion.table.target, model.expansion.layout, options.dtype, options.ms_device
+    )
+
+
+def _mindformers_side(ms: Path, model: Model, options: ForwardOptions, tokens: Array) -> Any:
+    from ckptbridge.verification.nets import mindformers
+
+    batch, length = tokens.shape
+    expansion = model.expansion
+    return mindformers.load(
+        ms, model.config, expansion.table.target, expansion.layout, (batch, length), options.ms_device
     )
 
 

@@ -9,7 +9,7 @@ from typing import Literal
 import ckptbridge
 from ckptbridge.errors import CoverageError, UsageError
 from ckptbridge.verification.environment import environment
-from ckptbridge.verification.forward import ForwardOptions, Model, Reference, reference_run, run_forward
+from ckptbridge.verification.forward import ForwardOptions, Model, Reference, check_options, reference_run, run_forward
 from ckptbridge.verification.handoff import Handoff, Overrides, find_handoff
 from ckptbridge.verification.numerics import Action, deterministic
 from ckptbridge.verification.report import ControlResult, ForwardSection, VerifyReport, WeightsSection
@@ -33,6 +33,8 @@ def run_verify(
 
     Raises the error family for what cannot be judged at all; a level that does not hold is in the report.
     """
+    if level in ("forward", "all"):
+        check_options(options)
     handoff = find_handoff(paths, overrides, alone=options.golden is not None)
     weights = None
     if level in ("weights", "all") and handoff.pt is not None and handoff.ms is not None:

@@ -84,7 +84,7 @@ class MsSide:
         # A kernel that the device lacks for this type shows in one of these, sometimes an operation later.
         except (TypeError, RuntimeError, ValueError) as error:
             raise BackendError(
-                f"MindSpore cannot compute the forward: {_first_line(error)}",
+                f"MindSpore cannot compute the forward: {first_line(error)}",
                 remedy="Give another --dtype (float64 and float32 work on the CPU) or --ms-device.",
             ) from error
         return Stages(values, feeds)
@@ -132,11 +132,11 @@ def load(
     when one has not the shape that the config asks for, FormatError when MindSpore cannot read the file
     (or this tool's own reader finds it damaged), BackendError when MindSpore or the device is missing.
     """
-    ms = _mindspore(device)
+    ms = backend(device)
     if dtype not in ("float64", "float32", "float16", "bfloat16"):
         raise UsageError(f"The forward cannot be computed in '{dtype}'.", remedy="Use float64 or float32.")
     spec = model_spec(config)
-    loaded = _load_files(ms, path)
+    loaded = load_files(ms, path)
     network = Network(target, dict(layout or {}), frozenset(loaded))
     shapes = network.build(spec).shapes()
     unused = _check(path, loaded, shapes, spec, int(config.get("num_nextn_predict_layers") or 0))
@@ -148,22 +148,23 @@ def load(
     try:
         missing, unexpected = ms.load_param_into_net(weights.cell, wanted, strict_load=True)
     except (RuntimeError, TypeError) as error:
-        raise FormatError(f"MindSpore does not load this checkpoint: {_first_line(error)}.", file=path) from error
+        raise FormatError(f"MindSpore does not load this checkpoint: {first_line(error)}.", file=path) from error
     if missing or unexpected:
         raise CoverageError(
-            f"MindSpore left tensors unloaded: {_some(missing)} missing, {_some(unexpected)} unexpected.", file=path
+            f"MindSpore left tensors unloaded: {some(missing)} missing, {some(unexpected)} unexpected.", file=path
         )
     return MsSide(spec, network, weights, unused)
 
 
-def _mindspore(device: str) -> Any:
+def backend(device: str) -> Any:
+    """MindSpore, on ``device``. Raises BackendError when either is missing."""
     try:
         import mindspore as ms
     except ImportError as error:
         raise BackendError(
             "The MindSpore side needs MindSpore, and it cannot be imported.",
             remedy="Install it: pip install 'ckptbridge[mindspore]'.",
-            reason=_first_line(error),
+            reason=first_line(error),
         ) from error
     try:
         # A device can be chosen only before the first kernel runs, so not once more when it is the right one.
@@ -173,12 +174,12 @@ def _mindspore(device: str) -> Any:
         raise BackendError(
             f"MindSpore cannot use the device '{device}' here.",
             remedy="Give --ms-device CPU, or run where the device and its MindSpore are installed.",
-            reason=_first_line(error),
+            reason=first_line(error),
         ) from error
     return ms
 
 
-def _load_files(ms: Any, path: Path) -> dict[str, Any]:
+def load_files(ms: Any, path: Path) -> dict[str, Any]:
     """Name to Parameter of all files of ``path``. Strings (``append_info`` and the like) are left out."""
     inventory = open_inventory(path)
     if inventory.format == "bin":
@@ -204,7 +205,7 @@ def _load_file(ms: Any, file: Path, kind: str) -> dict[str, Any]:
         # MindSpore raises whatever its parser meets: ValueError, TypeError, KeyError, protobuf's own.
         except Exception as error:
             raise FormatError(
-                f"MindSpore cannot read this checkpoint: {_first_line(error)}",
+                f"MindSpore cannot read this checkpoint: {first_line(error)}",
                 remedy="ckptbridge inspect says what the file holds.",
                 file=file,
             ) from error
@@ -227,7 +228,7 @@ def _check(
     # 0-d entries are the training state that append_dict mixes in (epoch_num, loss_scale ...).
     unknown = [n for n in extra if loaded[n].shape != () and not _unread(n, spec, extra_layers)]
     if missing or unknown:
-        parts = [f"{_some(names)} {what}" for names, what in ((missing, "missing"), (unknown, "unexpected")) if names]
+        parts = [f"{some(names)} {what}" for names, what in ((missing, "missing"), (unknown, "unexpected")) if names]
         raise CoverageError(
             f"The MindSpore checkpoint does not fit the config and layout: {'; '.join(parts)}.",
             remedy="Check that config, --target and --layout are those that the checkpoint was written for.",
@@ -259,11 +260,13 @@ def _unread(name: str, spec: DecoderSpec | EncoderSpec, extra_layers: int) -> bo
     return False
 
 
-def _some(names: Collection[str]) -> str:
+def some(names: Collection[str]) -> str:
+    """The first names, and how many more there are."""
     shown = ", ".join(list(names)[:_SHOWN])
     return shown if len(names) <= _SHOWN else f"{shown} and {len(names) - _SHOWN} more"
 
 
-def _first_line(error: BaseException) -> str:
+def first_line(error: BaseException) -> str:
+    """The first line of an error's text."""
     text = str(error).strip().splitlines()
     return (text[0] if text else type(error).__name__)[:300]
