@@ -55,3 +55,28 @@ def snapshot_of(request: dict[str, Any]) -> dict[str, str]:
     if "former" not in request:
         return {}
     return dict(drive({"folder": request["folder"], "former": request["former"], "arguments": ["--version"]})["wanted"])
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda s: s.id)
+def test_all_is_synced_before_the_rename_and_the_name_after_it(
+    scenario: Scenario, sources: Sources, folder: Path
+) -> None:
+    """What a power failure would test: a rename that reaches the disk before the bytes do shows an empty file."""
+    request = scenario.request(sources, folder)
+    calls = drive(request)["undisturbed"]["calls"]
+    destination = str(Path(request["folder"]) / scenario.out)
+    renames = ("rename", "renameat2", "link")
+    (commit,) = [k for k, call in enumerate(calls) if call[0] in renames and call[2] == destination]
+    made = calls[commit][1]
+    written = {
+        files[-1]: k
+        for k, (name, *files) in enumerate(calls)
+        if name in ("open", "write", "pwrite", "ftruncate", "copy_file_range") and files[-1].startswith(made)
+    }
+    before = {files[0]: k for k, (name, *files) in enumerate(calls[:commit]) if name == "fsync"}
+    assert written
+    for file, k in written.items():
+        assert k < before[file], file
+    output = made if scenario.out == "out" else str(Path(made).parent)
+    assert max(written.values()) < before[output]
+    assert ["fsync", request["folder"]] in calls[commit:]
