@@ -50,6 +50,22 @@ def test_killed_anywhere(scenario: Scenario, action: str, sources: Sources, fold
         assert len(answer["results"]) >= 20
 
 
+def test_a_former_output_comes_back_when_nothing_replaces_it(sources: Sources, folder: Path) -> None:
+    """Killed between two renames; and the next run finds that it may not overwrite."""
+    (scenario,) = [s for s in SCENARIOS if s.overwrite and not s.exchange]
+    request = scenario.request(sources, folder)
+    calls = drive(request)["undisturbed"]["calls"]
+    second = max(k for k, (name, *_) in enumerate(calls) if name == "rename")
+    then = [word for word in request["arguments"] if word != "--overwrite"]
+    for resume in (True, False):
+        answer = drive({**request, "then": then, "resume": resume, "points": [[second, "kill"]]})
+        (result,) = answer["results"]
+        assert of_the_output(result["after"]) == {}
+        assert result["then"] == 2
+        assert "exists" in result["then_text"]
+        assert of_the_output(result["finally"]) == snapshot_of(request)
+
+
 def snapshot_of(request: dict[str, Any]) -> dict[str, str]:
     """What there was before: the former output, or nothing."""
     if "former" not in request:
