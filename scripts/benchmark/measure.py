@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import resource
 import shutil
 import statistics
 import subprocess
@@ -22,10 +23,14 @@ class CommandFailed(Exception):
 
 @dataclass(frozen=True)
 class Taken:
-    """Seconds of wall time, and the peak of RssAnon in bytes (file-backed pages do not count)."""
+    """Seconds of wall time, and the peak of RssAnon in bytes (file-backed pages do not count).
+
+    ``others`` is the share of the machine's processors that everything else took meanwhile, 0 to 1.
+    """
 
     seconds: float
     memory: int
+    others: float
 
 
 def run(command: Sequence[str]) -> Taken:
@@ -33,18 +38,41 @@ def run(command: Sequence[str]) -> Taken:
 
     A command whose last line is ``seconds N`` has measured itself, and that counts.
     """
-    started = time.perf_counter()
+    cores = os.cpu_count() or 1
+    busy, own, started = _busy(), _children(), time.perf_counter()
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL) as child:
         watch = _Watch(child.pid)
         out, _ = child.communicate()
         seconds = time.perf_counter() - started
         peak = watch.stop()
+    others = max(0.0, _busy() - busy - (_children() - own)) / (seconds * cores)
     if child.returncode:
         raise CommandFailed(
             f"{' '.join(command)}: exit code {child.returncode}\n{out.decode(errors='replace')[-2000:]}"
         )
     last = out.decode(errors="replace").strip().rpartition("\n")[2]
-    return Taken(float(last.split()[1]) if last.startswith("seconds ") else seconds, peak)
+    return Taken(float(last.split()[1]) if last.startswith("seconds ") else seconds, peak, others)
+
+
+def wait_for_idle(limit: float) -> None:
+    """Wait until the processors have been nine tenths idle for half a second, at most ``limit`` seconds."""
+    end = time.monotonic() + limit
+    while time.monotonic() < end:
+        busy = _busy()
+        time.sleep(0.5)
+        if _busy() - busy < 0.1 * 0.5 * (os.cpu_count() or 1):
+            return
+
+
+def _busy() -> float:
+    """Seconds that all processors together have been busy."""
+    user, nice, system, _, _, *interrupts = map(int, Path("/proc/stat").read_text().splitlines()[0].split()[1:9])
+    return (user + nice + system + sum(interrupts)) / os.sysconf("SC_CLK_TCK")
+
+
+def _children() -> float:
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 class _Watch:

@@ -12,7 +12,10 @@ from benchmark.rows import Row
 
 @dataclass(frozen=True)
 class Result:
-    """A row's numbers: its value, seconds of ours and of what stands beside it, peak memory in bytes."""
+    """A row's numbers: its value, seconds of ours and of what stands beside it, peak memory in bytes.
+
+    ``others`` is the largest share of the processors that anything else took during a run.
+    """
 
     row: Row
     value: Spread
@@ -20,6 +23,7 @@ class Result:
     baseline: Spread | None
     bare: Spread | None  # ours / bare loop
     memory: int
+    others: float
 
     @property
     def holds(self) -> bool | None:
@@ -39,14 +43,15 @@ class Result:
             "baseline_seconds": asdict(self.baseline) if self.baseline else None,
             "ratio_to_bare_calls": asdict(self.bare) if self.bare else None,
             "peak_anonymous_bytes": self.memory,
+            "others_share": round(self.others, 3),
             "bytes": self.row.nbytes,
             "command": self.row.ours,
         }
 
 
 HEADER = (
-    "| what | beside | bound | median (least to most) | seconds | / bare calls | peak memory |\n"
-    "|---|---|---|---|---|---|---|"
+    "| what | beside | bound | median (least to most) | seconds | / bare calls | peak memory | others |\n"
+    "|---|---|---|---|---|---|---|---|"
 )
 
 
@@ -62,13 +67,14 @@ def line(result: Result) -> str:
         f"{result.ours.median:.2f}" + (f" : {result.baseline.median:.2f}" if result.baseline else ""),
         f"{result.bare.median:.2f}" if result.bare else "-",
         f"{result.memory / 1e6:.0f} MB" if result.memory else "-",
+        f"{result.others:.0%}",
     ]
     return f"| {' | '.join(cells)} |"
 
 
 def failed_line(row: Row, why: str) -> str:
     """A row that could not be measured."""
-    return f"| {row.title} | - | - | not measured: {why} | - | - | - |"
+    return f"| {row.title} | - | - | not measured: {why} | - | - | - | - |"
 
 
 def _value(row: Row, value: float) -> str:
