@@ -93,6 +93,15 @@ def check_options(options: ForwardOptions) -> None:
     mindformers.check_installed()
 
 
+def notes_of(options: ForwardOptions) -> tuple[str, ...]:
+    """What a reader of the report must know of the chosen networks."""
+    if options.ms_net == MINDFORMERS and options.ms_device == "CPU":
+        return (
+            "MindFormers' own network computed the MindSpore side, on the CPU with stand-ins for its Ascend kernels.",
+        )
+    return ()
+
+
 def choose_tokens(config: Mapping[str, Any], options: ForwardOptions) -> Array:
     """Token ids (batch, length): from a file, or random by the seed, 512 a sequence where the model allows."""
     if options.tokens is not None:

@@ -9,7 +9,15 @@ from typing import Literal
 import ckptbridge
 from ckptbridge.errors import CoverageError, UsageError
 from ckptbridge.verification.environment import environment
-from ckptbridge.verification.forward import ForwardOptions, Model, Reference, check_options, reference_run, run_forward
+from ckptbridge.verification.forward import (
+    ForwardOptions,
+    Model,
+    Reference,
+    check_options,
+    notes_of,
+    reference_run,
+    run_forward,
+)
 from ckptbridge.verification.handoff import Handoff, Overrides, find_handoff
 from ckptbridge.verification.numerics import Action, deterministic
 from ckptbridge.verification.report import ControlResult, ForwardSection, VerifyReport, WeightsSection
@@ -64,7 +72,7 @@ def run_verify(
         actions=actions,
         environment=environment(options.device, options.ms_device),
         provenance=handoff.record,
-        notes=handoff.notes,
+        notes=(*handoff.notes, *(notes_of(options) if forward is not None else ())),
         tool=f"ckptbridge {ckptbridge.__version__}",
     )
 

@@ -36,18 +36,72 @@ SMALL: Config = {
 }
 LLAMA: Config = {"model_type": "llama", **SMALL}
 QWEN3: Config = {"model_type": "qwen3", "head_dim": 10, **SMALL}
+QWEN3_MOE: Config = {
+    **QWEN3,
+    "model_type": "qwen3_moe",
+    "num_experts": 6,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 14,
+    "decoder_sparse_step": 1,
+    "mlp_only_layers": [],
+    "norm_topk_prob": True,
+}
+# One dense layer and two with experts; the router chooses as transformers' does (4 // 2 = 2 a group).
+DEEPSEEK_V3: Config = {
+    **SMALL,
+    "model_type": "deepseek_v3",
+    "num_key_value_heads": 6,
+    "num_hidden_layers": 3,
+    "first_k_dense_replace": 1,
+    "moe_intermediate_size": 14,
+    "n_routed_experts": 8,
+    "n_shared_experts": 2,
+    "num_experts_per_tok": 4,
+    "n_group": 4,
+    "topk_group": 2,
+    "norm_topk_prob": True,
+    "routed_scaling_factor": 2.5,
+    "kv_lora_rank": 16,
+    "q_lora_rank": 20,
+    "qk_rope_head_dim": 8,
+    "qk_nope_head_dim": 10,
+    "v_head_dim": 12,
+    "rope_interleave": True,
+    "num_nextn_predict_layers": 0,
+}
+YARN: Config = {
+    "max_position_embeddings": 32,
+    "rope_parameters": {
+        "rope_type": "yarn",
+        "rope_theta": 10000.0,
+        "factor": 4.0,
+        "original_max_position_embeddings": 8,
+        "beta_fast": 32.0,
+        "beta_slow": 1.0,
+        "mscale": 0.8,
+        "mscale_all_dim": 0.8,
+    },
+}
 LAYOUTS = [(a, b) for a in ("interleaved", "contiguous") for b in ("interleaved", "contiguous")]
 THEIRS = ForwardOptions(dtype="float32", ms_net="mindformers", length=24, batch=2)
 
 
-def made(folder: Path, config: Config, target: str, dtype: str | None = None, **layout: str) -> tuple[Path, Path]:
-    """A random transformers model (all parameters, norms too), and its conversion."""
+def made(
+    folder: Path, config: Config, target: str, dtype: str | None = None, lowest: float = 0.0, **layout: str
+) -> tuple[Path, Path]:
+    """A random transformers model (all parameters, norms too), and its conversion.
+
+    ``lowest``: the routers' biases lie between this and 1 above it.
+    """
     torch.manual_seed(7)
     model = transformers.AutoModelForCausalLM.from_config(transformers.AutoConfig.for_model(**config)).float()
     with torch.no_grad():
         for parameter in model.parameters():
             noise = torch.randn_like(parameter)
             parameter.copy_(1 + 0.3 * noise if parameter.ndim == 1 else noise * parameter.shape[-1] ** -0.5)
+        for name, buffer in model.named_buffers():
+            if name.endswith("e_score_correction_bias"):
+                buffer.copy_(lowest + torch.rand_like(buffer))
     if dtype is not None:
         model = model.to(getattr(torch, dtype))
     model.save_pretrained(folder / "hf")
@@ -58,6 +112,7 @@ def made(folder: Path, config: Config, target: str, dtype: str | None = None, **
 def judged(paths: tuple[Path, Path], options: ForwardOptions = THEIRS, **layout: str) -> ForwardSection:
     report = run_verify(paths, "forward", Overrides(layout=layout), options)
     assert report.forward is not None
+    assert any("stand-ins" in note for note in report.notes) is (options.ms_net == "mindformers")
     return report.forward
 
 
@@ -128,6 +183,59 @@ def test_tied_qwen3(tmp_path: Path) -> None:
     assert_holds(judged(made(tmp_path, QWEN3 | {"tie_word_embeddings": True}, "mindformers")))
 
 
+# --- experts ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("attention", ["interleaved", "contiguous"])
+def test_qwen3_moe(tmp_path: Path, attention: str) -> None:
+    paths = made(tmp_path, QWEN3_MOE, "mindformers", attention=attention)
+    assert_holds(judged(paths))
+    assert_holds(judged(paths, replace(THEIRS, ms_net=None)))
+
+
+def test_qwen3_moe_without_normalised_weights(tmp_path: Path) -> None:
+    assert_holds(judged(made(tmp_path, QWEN3_MOE | {"norm_topk_prob": False}, "mindformers")))
+
+
+def test_qwen3_moe_read_in_another_layout(tmp_path: Path) -> None:
+    paths = made(tmp_path, QWEN3_MOE, "mindformers", attention="contiguous")
+    assert_fails(judged(paths, THEIRS, attention="interleaved"))
+
+
+@pytest.mark.parametrize("change", [{}, {"q_lora_rank": None}, YARN], ids=["plain", "no q-lora", "yarn"])
+@pytest.mark.parametrize("mla", ["separate", "fused"])
+def test_deepseek_v3(tmp_path: Path, mla: str, change: Config) -> None:
+    paths = made(tmp_path, DEEPSEEK_V3 | change, "mindformers", mla=mla)
+    section = judged(paths)
+    assert_holds(section)
+    assert section.hints == ()
+    assert_holds(judged(paths, replace(THEIRS, ms_net=None)))
+
+
+def test_deepseek_v3_with_contiguous_mlp(tmp_path: Path) -> None:
+    """Dense layer and shared experts; the routed ones have one order only."""
+    paths = made(tmp_path, DEEPSEEK_V3, "mindformers", mlp="contiguous")
+    assert_holds(judged(paths))
+    assert_fails(judged(paths, THEIRS, mlp="interleaved"))
+
+
+@pytest.mark.parametrize(
+    ("change", "lowest", "hint"),
+    [
+        ({"num_experts_per_tok": 2}, 0.0, "best 1"),
+        ({"n_group": 2, "n_routed_experts": 8, "topk_group": 1, "num_experts_per_tok": 2}, -3.0, "minus infinity"),
+    ],
+    ids=["group score", "masked groups"],
+)
+def test_deepseek_v3_networks_differ_on_right_weights(tmp_path: Path, change: Config, lowest: float, hint: str) -> None:
+    """The logits differ, the report says why, and with our own network the same checkpoint holds."""
+    paths = made(tmp_path, DEEPSEEK_V3 | change, "mindformers", lowest=lowest)
+    section = judged(paths)
+    assert_fails(section)
+    assert [hint in found and "the weights are right" in found for found in section.hints] == [True]
+    assert_holds(judged(paths, replace(THEIRS, ms_net=None)))
+
+
 # --- what is refused -------------------------------------------------------------------------
 
 
@@ -142,6 +250,27 @@ def test_what_does_not_go_together(tmp_path: Path) -> None:
     with pytest.raises(UnsupportedError, match="'llama' and target 'mindformers'") as caught:
         judged(made(folder, LLAMA, "mindformers"))
     assert "llama (mindformers-legacy), qwen3 (mindformers)" in caught.value.remedy
+
+
+@pytest.mark.parametrize(
+    ("config", "layout", "reason"),
+    [
+        (QWEN3_MOE, {"experts": "3d"}, "two dimensions"),
+        (QWEN3_MOE | {"mlp_only_layers": [0]}, {}, "in every layer"),
+        (QWEN3 | {"attention_bias": True}, {}, "no bias in the attention's output"),
+        (DEEPSEEK_V3 | {"rope_interleave": False}, {}, "neighbouring"),
+        (LLAMA | {"head_dim": 10}, {}, "hidden_size / heads"),
+        (LLAMA | {"hidden_act": "gelu"}, {}, "activation 'gelu'"),
+        (LLAMA | {"rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 1e4}}, {}, "RoPE"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_what_their_network_would_compute_otherwise(
+    tmp_path: Path, config: Config, layout: dict[str, str], reason: str
+) -> None:
+    target = "mindformers-legacy" if config["model_type"] == "llama" else "mindformers"
+    with pytest.raises(UnsupportedError, match=reason):
+        judged(made(tmp_path, config, target, **layout))
 
 
 def test_missing_tensors_are_fatal(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import os
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass
 from functools import cache
@@ -24,14 +24,14 @@ from numpy.typing import NDArray
 from ckptbridge.errors import BackendError, CoverageError, FormatError, ShapeError, UnsupportedError
 from ckptbridge.verification.nets.families import model_spec
 from ckptbridge.verification.nets.mindformers_kernels import stand_ins
-from ckptbridge.verification.nets.spec import DecoderSpec, GroupedAttention
+from ckptbridge.verification.nets.mindformers_networks import NETWORKS, OWN, known_differences, refuse
+from ckptbridge.verification.nets.spec import DecoderSpec
 from ckptbridge.verification.sides.mindspore import backend, first_line, load_files, some
 from ckptbridge.verification.sides.stages import Stages, check_tokens
 
 INSTALL = "pip install --no-deps mindformers==2.1.0"
 # Parameters that are training state: counts of the router, zero at the start, read by no forward.
 _STATE = (".expert_load", ".fi_accu")
-_OWN = "Leave --ms-net out: the networks of this tool have more families."
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,16 +82,16 @@ def load(
     BackendError when MindFormers is missing or fails.
     """
     check_installed()
-    build = _NETWORKS.get((str(config.get("model_type")), target))
+    build = NETWORKS.get((str(config.get("model_type")), target))
     if build is None:
-        there = ", ".join(f"{family} ({name})" for family, name in _NETWORKS)
+        there = ", ".join(f"{family} ({name})" for family, name in NETWORKS)
         raise UnsupportedError(
             f"No MindFormers network is set up for model type '{config.get('model_type')}' and target '{target}'.",
-            remedy=f"There are: {there}. {_OWN}",
+            remedy=f"There are: {there}. {OWN}",
         )
     spec = model_spec(config)
     assert isinstance(spec, DecoderSpec)
-    _refuse(spec)
+    refuse(spec)
     ms = backend(device)
     loaded = {name: value for name, value in load_files(ms, path).items() if not name.startswith("mtp.")}
     with _quiet(), _context(legacy=False), stand_ins(), _context(legacy=target == "mindformers-legacy"):
@@ -103,133 +103,7 @@ def load(
         except Exception as error:  # MindFormers' code
             raise _failed("cannot be built from this config", error) from error
     _fill(ms, network, loaded, path)
-    return MindFormersSide(spec, network, _notes(spec, loaded))
-
-
-# --- the networks -----------------------------------------------------------------------------
-
-
-def _legacy_llama(spec: DecoderSpec, layout: Mapping[str, str], shape: tuple[int, int]) -> Any:
-    from mindformers.models.llama.llama import LlamaForCausalLM
-    from mindformers.models.llama.llama_config import LlamaConfig
-
-    attention = _grouped(spec)
-    if attention.dim * attention.heads != spec.hidden:
-        raise UnsupportedError(
-            "MindFormers' legacy Llama has heads of hidden_size / heads dimensions, and this config others.",
-            remedy=_OWN,
-        )
-    if spec.feed_forward.bias:
-        raise UnsupportedError("MindFormers' legacy Llama has no biases in its MLP.", remedy=_OWN)
-    return LlamaForCausalLM(
-        LlamaConfig(
-            batch_size=shape[0],
-            seq_length=shape[1],
-            hidden_size=spec.hidden,
-            num_layers=spec.layers,
-            num_heads=attention.heads,
-            n_kv_heads=attention.groups,
-            intermediate_size=spec.feed_forward.width,
-            vocab_size=spec.vocab,
-            rms_norm_eps=spec.eps,
-            theta=_theta(spec),
-            qkv_has_bias=attention.bias,
-            attn_proj_has_bias=attention.out_bias,
-            tie_word_embeddings=spec.head == "tied",
-            pad_token_id=-1,  # no token is padding, as for transformers without an attention mask
-            compute_dtype="float32",
-            param_init_type="float32",
-            layernorm_compute_type="float32",
-            softmax_compute_type="float32",
-            rotary_dtype="float32",
-            use_flash_attention=False,
-            fused_rms_norm=False,
-        )
-    )
-
-
-def _qwen3(spec: DecoderSpec, layout: Mapping[str, str], shape: tuple[int, int]) -> Any:
-    from mindformers.models.qwen3.configuration_qwen3 import Qwen3Config
-    from mindformers.models.qwen3.modeling_qwen3_train import TrainingQwen3ForCausalLM
-
-    return TrainingQwen3ForCausalLM(Qwen3Config(**_common(spec, layout, shape), **_grouped_values(spec)))
-
-
-def _common(spec: DecoderSpec, layout: Mapping[str, str], shape: tuple[int, int]) -> dict[str, Any]:
-    """What the configs of the training networks have in common."""
-    return {
-        "vocab_size": spec.vocab,
-        "hidden_size": spec.hidden,
-        "intermediate_size": spec.feed_forward.width,
-        "num_hidden_layers": spec.layers,
-        "rms_norm_eps": spec.eps,
-        "rope_theta": _theta(spec),
-        "tie_word_embeddings": spec.head == "tied",
-        "max_position_embeddings": shape[1],
-        "seq_length": shape[1],
-        "pad_token_id": -1,  # no token is padding, as for transformers without an attention mask
-        "use_contiguous_weight_layout_attention": layout.get("attention") == "contiguous",
-        "use_interleaved_weight_layout_mlp": layout.get("mlp", "interleaved") == "interleaved",
-        "use_flash_attention": False,  # True casts to float16; the attention cell is the same
-        "input_layout": "BNSD",
-        "params_dtype": "float32",
-        "compute_dtype": "float32",
-        "layernorm_compute_dtype": "float32",
-        "softmax_compute_dtype": "float32",
-        "rotary_dtype": "float32",
-    }
-
-
-def _grouped_values(spec: DecoderSpec) -> dict[str, Any]:
-    attention = _grouped(spec)
-    if attention.out_bias:
-        raise UnsupportedError(
-            "MindFormers' training network has no bias in the attention's output projection, and the config has.",
-            remedy=_OWN,
-        )
-    return {
-        "num_attention_heads": attention.heads,
-        "num_key_value_heads": attention.groups,
-        "head_dim": attention.dim,
-        "attention_bias": attention.bias,
-    }
-
-
-_NETWORKS: Mapping[tuple[str, str], Callable[..., Any]] = {
-    ("llama", "mindformers-legacy"): _legacy_llama,
-    ("qwen3", "mindformers"): _qwen3,
-}
-
-
-# --- what fits --------------------------------------------------------------------------------
-
-
-def _refuse(spec: DecoderSpec) -> None:
-    """Raises UnsupportedError for what these networks, as they are set up here, would compute otherwise."""
-    missing = {
-        "a sliding window": any(window is not None for window in spec.windows),
-        f"the activation '{spec.feed_forward.act}'": spec.feed_forward.act != "silu",
-        "a model without head": spec.head == "none",
-        f"RoPE of type '{spec.rope.kind if spec.rope else None}'": spec.rope is None or spec.rope.kind != "default",
-    }
-    for what, there in missing.items():
-        if there:
-            raise UnsupportedError(f"MindFormers' network is not set up here for {what}.", remedy=_OWN)
-
-
-def _grouped(spec: DecoderSpec) -> GroupedAttention:
-    assert isinstance(spec.attention, GroupedAttention)
-    return spec.attention
-
-
-def _theta(spec: DecoderSpec) -> float:
-    assert spec.rope is not None
-    return spec.rope.theta
-
-
-def _notes(spec: DecoderSpec, loaded: Mapping[str, Any]) -> tuple[str, ...]:
-    """Where the network is known to compute something else than transformers', on these weights."""
-    return ()
+    return MindFormersSide(spec, network, known_differences(spec, loaded))
 
 
 # --- loading ----------------------------------------------------------------------------------
@@ -329,5 +203,5 @@ def _log_folder() -> tempfile.TemporaryDirectory[str]:
 def _failed(what: str, error: Exception) -> BackendError:
     return BackendError(
         f"MindFormers' network {what}: {type(error).__name__}: {first_line(error)}.",
-        remedy=f"It was tried with MindFormers 2.1.0 and MindSpore 2.10 on the CPU. {_OWN}",
+        remedy=f"It was tried with MindFormers 2.1.0 and MindSpore 2.10 on the CPU. {OWN}",
     )

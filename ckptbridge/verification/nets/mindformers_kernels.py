@@ -40,7 +40,8 @@ def _put(undo: ExitStack, owner: Any, attribute: str, value: Any) -> None:
 def _replacements() -> list[tuple[Any, str, Callable[..., Any]]]:
     """What is replaced: (class or module, attribute, function). Primitives are called through their class."""
     from mindformers.parallel_core.training_graph.transformer import attention
-    from mindformers.parallel_core.training_graph.transformer.moe import token_dispatcher
+    from mindformers.parallel_core.training_graph.transformer.mlp import MLP, MLPInterleaved
+    from mindformers.parallel_core.training_graph.transformer.moe import shared_experts, token_dispatcher
     from mindspore import mint, ops
     from mindspore.ops import auto_generate as generated
     from mindspore.ops.operations import debug_ops, nn_ops, other_ops
@@ -63,6 +64,8 @@ def _replacements() -> list[tuple[Any, str, Callable[..., Any]]]:
         (other_ops.MoveTo, "__call__", _move_to),
         (mint.nn.functional, "embedding", _embedding),
         (attention.Attention, "_repeat_kv", _keep_heads),
+        (shared_experts.SharedExpertMLP, "construct", _two_of_three(MLP)),
+        (shared_experts.SharedExpertMLPInterleaved, "construct", _two_of_three(MLPInterleaved)),
         (token_dispatcher, "get_rank", _rank),
     ]
 
@@ -222,6 +225,16 @@ def _grouped_matmul(
         if end > start
     ]
     return (ops.cat(parts, 0),)
+
+
+def _two_of_three(base: Any) -> Callable[..., Any]:
+    """SharedExpertMLP.construct: its base's, without the third result (an extra loss), which it does not expect."""
+
+    def construct(cell: Any, hidden_states: Any) -> Any:
+        output, bias, _ = base.construct(cell, hidden_states)
+        return output, bias
+
+    return construct
 
 
 def _move_to(primitive: Any, input: Any, *unused: Any) -> Any:
