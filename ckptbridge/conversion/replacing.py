@@ -38,7 +38,8 @@ def check_destination(destination: Path, directory: bool, overwrite: bool) -> No
         raise OutputError(
             "The destination exists and is not empty.", remedy="Give --overwrite to replace it.", file=destination
         )
-    foreign = [name for name in there if name not in _own_files(destination)]
+    own = _own_files(destination)
+    foreign = [name for name in there if name not in own]
     if foreign:
         raise OutputError(
             f"The destination holds '{foreign[0]}', which no conversion wrote"

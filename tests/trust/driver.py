@@ -1,7 +1,7 @@
 """A program of its own: conversions in forked children, each stopped, failed or watched at a call that changes files.
 
-``python driver.py`` reads one JSON request from standard input and writes one JSON answer. Forked children start in
-milliseconds, so that every call of a conversion can be the last one. It must not be imported where threads run.
+``python driver.py`` reads JSON requests, one a line, from standard input and writes an answer to each. Forked children
+start in milliseconds, so that every call of a conversion can be the last one. It must not fork where threads run.
 """
 
 from __future__ import annotations
@@ -30,6 +30,8 @@ import blake3
 from ckptbridge.cli import convert, show  # noqa: F401 - so that children need not import them
 from ckptbridge.cli.main import main
 from ckptbridge.conversion import copier, journal, planner, run, staging  # noqa: F401
+from ckptbridge.conversion.plan import Plan
+from ckptbridge.conversion.request import Request
 from ckptbridge.formats import torch_bin  # noqa: F401
 
 # What changes files or makes changes durable; os.open only where it makes a file.
@@ -38,6 +40,8 @@ CALLS = (
     *("mkdir", "rename", "replace", "link", "unlink", "rmdir"),
 )
 REAL_UNLINK = os.unlink
+MAKE_PLAN = planner.make_plan
+STRETCH_BYTES = journal.STRETCH_BYTES
 DATA = ("write", "pwrite")  # what can be done by half
 TWO_FILES = ("copy_file_range", "rename", "replace", "link", "renameat2")
 
@@ -190,12 +194,21 @@ def prepare(folder: Path, former: str | None) -> Path:
     return folder
 
 
-def warm_up(arguments: list[str]) -> None:
-    """Load once what every child needs, without a thread."""
+def warm_up(arguments: list[str], planned: bool) -> None:
+    """Load once what every child needs, without a thread; where it is ``planned``, make the plan once, too."""
     blake3.blake3(b"")
+    plans: list[Plan] = []
+
+    def remembered(request: Request) -> Plan:
+        if not plans:
+            plans.append(MAKE_PLAN(request))
+        return plans[0]
+
+    planner.make_plan = remembered if planned else MAKE_PLAN
     if arguments[0] == "convert":
         with suppress(SystemExit):
             main([*arguments, "--dry-run", "--quiet"])
+    gc.disable()  # children that live for milliseconds need no collection, and share more memory without
     gc.freeze()
 
 
@@ -207,13 +220,13 @@ def carry_out(request: dict[str, Any]) -> Any:
     with --resume; ``between`` is the point at which one more run stops before. ``points`` are (number of a call,
     action, detail) triples; "all" stands for every call of an undisturbed run with the action given. ``restore`` are a
     source's copy and the source. ``file_size`` and ``uid`` are limits that the children get. ``race`` are the arguments
-    of commands to run at once, for so many ``rounds``.
+    of commands to run at once, for so many ``rounds``. Where all of it is of one plan, ``planned`` saves the planning.
     """
-    journal.STRETCH_BYTES = request.get("stretch", journal.STRETCH_BYTES)
+    journal.STRETCH_BYTES = request.get("stretch", STRETCH_BYTES)
     folder, former = Path(request["folder"]), request.get("former")
-    warm_up(request["arguments"])
     if not request.get("as_it_is"):
         prepare(folder, former)
+    warm_up(request["arguments"], request.get("planned", False))
     whole = child(request["arguments"], Watch(), request)
     answer: dict[str, Any] = {"undisturbed": whole, "wanted": snapshot(folder), "results": []}
     points = request.get("points", [])
@@ -246,4 +259,7 @@ def carry_out(request: dict[str, Any]) -> Any:
 
 
 if __name__ == "__main__":
-    json.dump(carry_out(json.load(sys.stdin)), sys.stdout)
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # what a warm-up prints is no answer
+    for line in sys.stdin:
+        print(json.dumps(carry_out(json.loads(line))), file=answers, flush=True)

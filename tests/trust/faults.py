@@ -2,30 +2,59 @@
 
 from __future__ import annotations
 
+import atexit
+import functools
+import hashlib
 import json
+import select
 import subprocess
 import sys
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from tiny import Sources
 
 DRIVER = Path(__file__).with_name("driver.py")
+TIMEOUT = 600.0  # seconds for an answer
+
+
+@functools.lru_cache(maxsize=1)
+def _driver() -> subprocess.Popen[str]:
+    line = [sys.executable, str(DRIVER)]
+    driver = subprocess.Popen(line, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=_errors(), text=True)
+    atexit.register(driver.kill)
+    return driver
+
+
+@functools.lru_cache(maxsize=1)
+def _errors() -> IO[str]:
+    return tempfile.TemporaryFile("w+")
 
 
 def drive(request: dict[str, Any]) -> dict[str, Any]:
     """The driver's answer to a request."""
-    ran = subprocess.run(
-        [sys.executable, str(DRIVER)],
-        input=json.dumps(request),
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    assert ran.returncode == 0, ran.stderr
-    return dict(json.loads(ran.stdout))
+    driver = _driver()
+    assert driver.stdin is not None and driver.stdout is not None
+    print(json.dumps(request), file=driver.stdin, flush=True)
+    ready, _, _ = select.select([driver.stdout], [], [], TIMEOUT)
+    answer = driver.stdout.readline() if ready else ""
+    if not answer:
+        driver.kill()
+        _driver.cache_clear()
+        _errors().seek(0)
+        raise AssertionError(f"the driver gave no answer to {request}: {_errors().read()}")
+    return dict(json.loads(answer))
+
+
+def snapshot(folder: Path) -> dict[str, str]:
+    """As the driver sees it: digests of all files below a folder; of folders the word ``folder``."""
+    found = sorted(folder.rglob("*"))
+    return {
+        str(p.relative_to(folder)): hashlib.sha256(p.read_bytes()).hexdigest() if p.is_file() else "folder"
+        for p in found
+    }
 
 
 @dataclass(frozen=True)
@@ -52,11 +81,10 @@ class Scenario:
         )
         options = [*self.options, "--mapping", str(sources.table)]
         arguments = ["convert", self.direction, str(source), str(here / self.out), *options]
-        request: dict[str, Any] = {"folder": str(here), "exchange": self.exchange, "stretch": 4000}
+        request: dict[str, Any] = {"folder": str(here), "exchange": self.exchange, "stretch": 4000, "planned": True}
         if self.overwrite:
             former = folder / "former"
-            made = ["convert", self.direction, str(other), str(former / self.out), *options]
-            drive({"folder": str(former), "arguments": made})
+            drive({"folder": str(former), "arguments": [*arguments[:2], str(other), str(former / self.out), *options]})
             request["former"] = str(former)
             arguments.append("--overwrite")
         return request | {"arguments": arguments}

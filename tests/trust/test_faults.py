@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from faults import FEW, Scenario, drive, of_the_output
+from faults import FEW, Scenario, drive, of_the_output, snapshot
 from test_stop import hidden
 from tiny import Sources
 
@@ -240,7 +240,7 @@ def test_a_folder_of_somebody_elses_is_not_emptied(sources: Sources, folder: Pat
 @pytest.mark.parametrize("scenario", FEW, ids=lambda s: s.id)
 def test_a_source_that_changes(scenario: Scenario, action: str, sources: Sources, folder: Path) -> None:
     request = scenario.request(sources, folder)
-    former = drive({**request, "arguments": ["--version"]})["wanted"]
+    former = snapshot(Path(request["former"]))
     source = Path(request["arguments"][2])
     victim = source / "model.safetensors" if source.is_dir() else source
     copy = folder / "copy"

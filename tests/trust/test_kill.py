@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from faults import FEW, SCENARIOS, Scenario, drive, of_the_output
+from faults import FEW, SCENARIOS, Scenario, drive, of_the_output, snapshot
 from tiny import Sources
 
-CASES = [(s, "kill") for s in SCENARIOS] + [(s, "torn") for s in FEW]
+CASES = [(s, "kill") for s in SCENARIOS] + [(s, "torn") for s in FEW[:3]]
 
 
 @pytest.mark.parametrize(("scenario", "action"), CASES, ids=[f"{s.id} {action}" for s, action in CASES])
@@ -68,9 +68,7 @@ def test_a_former_output_comes_back_when_nothing_replaces_it(sources: Sources, f
 
 def snapshot_of(request: dict[str, Any]) -> dict[str, str]:
     """What there was before: the former output, or nothing."""
-    if "former" not in request:
-        return {}
-    return dict(drive({"folder": request["folder"], "former": request["former"], "arguments": ["--version"]})["wanted"])
+    return snapshot(Path(request["former"])) if "former" in request else {}
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda s: s.id)

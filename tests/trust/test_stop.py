@@ -74,7 +74,7 @@ def test_a_run_that_resumes_is_stopped_itself(action: str, sources: Sources, fol
     seal = len(calls) - 1 - calls[::-1].index("pwrite")
     stops = {**request, "then": request["arguments"], "resume": True, "points": [[seal, "kill"]]}
     last = [name for name, *_ in drive(stops)["results"][0]["then_calls"]].index("renameat2")
-    for at in range(0, last, 3):
+    for at in range(0, last, 4):
         answer = drive({**stops, "between": [at, action]})
         (result,) = answer["results"]
         assert result["between"] in (130, -9), result
@@ -216,7 +216,8 @@ def test_a_source_or_table_that_changed_is_refused(stopped: dict[str, Any], sour
 def test_without_digests_nothing_is_kept(sources: Sources, folder: Path) -> None:
     request = SHARDS.request(sources, folder)
     request["arguments"] += ["--digest", "none"]
-    answer = drive({**request, "then": request["arguments"], "resume": True, "points": ["all", "SIGINT"]})
+    every = {"step": 4, "points": ["all", "SIGINT"]}
+    answer = drive({**request, **every, "then": request["arguments"], "resume": True})
     for result in answer["results"]:
         assert not hidden(result["after"])
         assert "--resume" not in result["text"]
@@ -245,7 +246,7 @@ def test_what_casts_lost_is_remembered(sources: Sources, folder: Path) -> None:
     arguments = ["convert", "pt2ms", str(source), str(folder / "here" / "out"), "--mapping", str(sources.table)]
     arguments += ["--format", "safetensors", "--max-shard-size", "4000", "--dtype", "float16", "--allow-overflow"]
     request = {"folder": str(folder / "here"), "arguments": arguments, "then": arguments, "resume": True}
-    answer = drive({**request, "stretch": 4000, "points": ["all", "SIGTERM"]})
+    answer = drive({**request, "planned": True, "stretch": 4000, "step": 4, "points": ["all", "SIGTERM"]})
     count = sum(value.size for value in values.values())
     for result in answer["results"]:
         assert result["finally"] == answer["wanted"]

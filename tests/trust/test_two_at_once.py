@@ -13,6 +13,7 @@ from tiny import Sources
 @pytest.mark.parametrize("scenario", FEW, ids=lambda s: f"{s.direction} {s.out}")
 def test_one_wins(scenario: Scenario, overwrite: bool, sources: Sources, folder: Path) -> None:
     request = scenario.request(sources, folder)
+    request["planned"] = False
     arguments = request["arguments"]
     if not overwrite:
         del request["former"]
