@@ -15,7 +15,7 @@ failed=()
 for target in "$@"; do
     work=build/fuzz/$target
     mkdir -p "$work/corpus"
-    $python tests/fuzz/fuzz.py "$target" --seeds "$work/corpus"
+    $python tests/fuzz/fuzz.py "$target" --seeds "$work/corpus" 2>"$work/log"
     cp -r "tests/data/found/$target/." "$work/corpus" 2>/dev/null || true
     echo "== $target, $seconds s"
     $python tests/fuzz/fuzz.py "$target" -max_total_time="$seconds" -timeout=20 -rss_limit_mb=2048 -max_len=16384 \
