@@ -286,3 +286,51 @@ def test_all_layouts_of_a_target_are_judged_as_what_they_are(saved: Callable[[st
             report = run_verify((hf, path), "forward", overrides, ForwardOptions(length=LENGTH))
             assert isinstance(report, VerifyReport)
             assert (report.verdict == "holds") == ((a, m) == (attention, mlp))
+
+
+def test_a_config_that_is_silent_means_what_transformers_assumes(saved: Callable[[str], Path], tmp_path: Path) -> None:
+    """DeepSeek-V3's factor, groups and normalisation left out of config.json: its class has values of its own."""
+    import torch
+    import transformers
+
+    hf = tmp_path / "hf"
+    shutil.copytree(saved("deepseek_v3-plain"), hf)
+    config = json.loads((hf / "config.json").read_text())
+    for key in ("routed_scaling_factor", "n_group", "topk_group", "norm_topk_prob"):
+        config.pop(key, None)
+    config.update(n_routed_experts=16, num_experts_per_tok=3)  # eight groups of two
+    torch.manual_seed(0)
+    model = transformers.DeepseekV3ForCausalLM(transformers.DeepseekV3Config(**config))
+    for tensor in model.state_dict().values():
+        if tensor.is_floating_point():
+            tensor.normal_(std=0.2)
+    model.save_pretrained(hf)
+    (hf / "config.json").write_text(json.dumps(config))
+    ckptbridge.convert(hf, tmp_path / "m.ckpt", direction="pt2ms")
+    report = judge(hf, tmp_path / "m.ckpt")
+    assert report.verdict == "holds" and largest(report) < 1e-9, report.reason
+
+
+def test_multi_token_prediction_layers_of_any_number_are_no_hindrance(
+    saved: Callable[[str], Path], tmp_path: Path
+) -> None:
+    from safetensors.numpy import load_file, save_file
+
+    hf = tmp_path / "hf"
+    shutil.copytree(saved("deepseek_v3-plain"), hf)
+    config = json.loads((hf / "config.json").read_text())
+    (hf / "config.json").write_text(json.dumps({**config, "num_nextn_predict_layers": 1}))
+    arrays = load_file(hf / "model.safetensors")
+    hidden, last = config["hidden_size"], config["num_hidden_layers"]
+    more = {
+        n.replace(f".{last - 1}.", f".{last}.", 1): a
+        for n, a in arrays.items()
+        if n.startswith(f"model.layers.{last - 1}.")
+    }
+    for name in ("enorm", "hnorm", "shared_head.norm"):
+        more[f"model.layers.{last}.{name}.weight"] = np.ones(hidden, np.float32)
+    more[f"model.layers.{last}.eh_proj.weight"] = np.ones((hidden, 2 * hidden), np.float32)
+    save_file({**arrays, **more}, hf / "model.safetensors", metadata={"format": "pt"})
+    ckptbridge.convert(hf, tmp_path / "m.ckpt", direction="pt2ms")
+    report = judge(hf, tmp_path / "m.ckpt")
+    assert report.verdict == "holds" and largest(report) < 1e-9, report.reason

@@ -215,8 +215,12 @@ def _deepseek(config: Config) -> DecoderSpec:
     method = str(value_or(config, "topk_method", "greedy"))
     if second and method not in ("greedy", "group_limited_greedy"):
         raise UnsupportedError(f"DeepSeek-V2's expert choice '{method}' has no built-in forward.")
+    # What transformers' own class assumes of a config that is silent.
+    silent = {} if second else {"routed_scaling_factor": 2.5, "n_group": 8, "topk_group": 4}
     experts = _group_limited(
-        config, scoring="softmax" if second else "sigmoid", grouped=not second or method == "group_limited_greedy"
+        {**silent, **config},
+        scoring="softmax" if second else "sigmoid",
+        grouped=not second or method == "group_limited_greedy",
     )
     first = int(value_or(config, "first_k_dense_replace", 0 if second else 3))
     return _rms_decoder(

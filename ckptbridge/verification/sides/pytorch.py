@@ -127,7 +127,7 @@ def load(
         except (OSError, ValueError, RuntimeError, KeyError, TypeError, AttributeError) as error:
             text = str(error).strip().splitlines() or [type(error).__name__]
             raise FormatError(f"transformers cannot load this checkpoint: {text[0][:300]}", file=path) from error
-    _check(path, info)
+    _check(path, info, settings)
     model = model.to(device=device, dtype=getattr(torch, dtype)).eval()
     if dtype == "float64":
         _recompute_frequencies(model)
@@ -235,7 +235,7 @@ def _state_dict(torch: Any, inventory: Inventory) -> dict[str, Any]:
     return tensors
 
 
-def _check(path: Path, info: Mapping[str, Any]) -> None:
+def _check(path: Path, info: Mapping[str, Any], config: Mapping[str, Any]) -> None:
     parts = []
     for key, what in (
         ("missing_keys", "missing"),
@@ -243,6 +243,8 @@ def _check(path: Path, info: Mapping[str, Any]) -> None:
         ("mismatched_keys", "of another shape"),
     ):
         names = sorted(str(k[0] if isinstance(k, tuple) else k) for k in info.get(key) or ())
+        if key == "unexpected_keys":
+            names = [name for name in names if not _predicts_more(name, config)]
         if names:
             more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
             parts.append(f"{', '.join(names[:_SHOWN])}{more} {what}")
@@ -252,6 +254,17 @@ def _check(path: Path, info: Mapping[str, Any]) -> None:
             remedy="Check that config.json belongs to these weights.",
             file=path,
         )
+
+
+def _predicts_more(name: str, config: Mapping[str, Any]) -> bool:
+    """Whether a tensor belongs to a multi-token prediction layer, which the logits do not need.
+
+    transformers itself passes over them by the layer numbers of the published models alone.
+    """
+    layers, more = config.get("num_hidden_layers"), config.get("num_nextn_predict_layers") or 0
+    parts = name.split(".")
+    at = parts[parts.index("layers") + 1] if "layers" in parts[:-1] else ""
+    return isinstance(layers, int) and at.isdecimal() and layers <= int(at) < layers + more
 
 
 def _recompute_frequencies(model: Any) -> None:
