@@ -119,6 +119,16 @@ def test_every_seeded_fault_turns_the_verdict_by_three_orders_of_magnitude(
         assert control.max_abs is not None and control.max_abs > 1e3 * max(largest(report), 1e-12), control
 
 
+def test_faults_are_seeded_in_bfloat16_weights_too(saved: Callable[[str], Path], tmp_path: Path) -> None:
+    """Published language models are bfloat16, a type without a buffer format of its own."""
+    hf = saved("qwen3_moe")
+    ckptbridge.convert(hf, tmp_path / "m.ckpt", direction="pt2ms", dtype="bfloat16")
+    ckptbridge.convert(tmp_path / "m.ckpt", tmp_path / "half", direction="ms2pt")
+    report = judge(tmp_path / "half", tmp_path / "m.ckpt", prove=True)
+    assert report.verdict == "holds", report.reason
+    assert len(report.controls) >= 5 and all(c.caught for c in report.controls)
+
+
 def with_layout(saved_to: Path, hf: Path, **layout: str) -> Path:
     ckptbridge.convert(hf, saved_to, direction="pt2ms", target="mindformers", layout=layout)
     return saved_to
