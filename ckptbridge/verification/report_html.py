@@ -176,7 +176,9 @@ def _weights(section: WeightsSection) -> Iterator[str]:
     yield from (f'<p class="remark">{_t(note)}</p>' for note in section.notes)
     if section.digests:
         same = len(set(section.digests.values())) == 1
-        yield f"<p>Content digests {'agree' if same else 'differ'} (independent of the file format):</p><dl>"
+        # Two right sides have other names and rows, and so other digests: no reader should take that for a fault.
+        why = "are equal" if same else "are each its own, since names or rows differ between the sides"
+        yield f"<p>The content digests of the two sides {why} (independent of the file format):</p><dl>"
         yield from (f"<dt>{_t(side)}</dt><dd>{_code(digest)}</dd>" for side, digest in section.digests.items())
         yield "</dl>"
     if bad:
