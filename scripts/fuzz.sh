@@ -11,6 +11,10 @@ if [ $# -eq 0 ]; then
     mapfile -t targets < <(PYTHONPATH=tests/fuzz $python -c 'import fuzz_targets; print(*fuzz_targets.TARGETS, sep="\n")')
     set -- "${targets[@]}"
 fi
+# The fuzzer ends without a chance to clean up, so its folder is made, and removed, here.
+TMPDIR=$(mktemp -d -p "$([ -w /dev/shm ] && echo /dev/shm || echo "${TMPDIR:-/tmp}")")
+export TMPDIR
+trap 'rm -rf "$TMPDIR"' EXIT
 failed=()
 for target in "$@"; do
     work=build/fuzz/$target

@@ -42,7 +42,7 @@ Target = Callable[[bytes], None]
 @functools.lru_cache(maxsize=1)
 def folder() -> Path:
     """A folder of this process, in memory where that is possible."""
-    shared = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+    shared = "/dev/shm" if "TMPDIR" not in os.environ and os.access("/dev/shm", os.W_OK) else None
     made = tempfile.TemporaryDirectory(prefix="ckptbridge-fuzz-", dir=shared)
     atexit.register(made.cleanup)
     return Path(made.name)
