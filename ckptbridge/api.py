@@ -41,7 +41,7 @@ def convert(
     crc: bool = False,
     digest: str = "blake3",
     key: str | None = None,
-    progress: Callable[[int], None] | None = None,
+    progress: Callable[[int], object] | None = None,
 ) -> Summary:
     """Convert a checkpoint; the keywords are the options of ``ckptbridge convert``.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import ExitStack
 from pathlib import Path
 
 import click
@@ -65,14 +66,17 @@ def command(
 
     Example: ckptbridge diff before.safetensors after.ckpt
     """
-    from ckptbridge.cli.show import progress_bar
+    from ckptbridge.cli.show import ComparisonBar, progress_bar
     from ckptbridge.errors import UsageError
     from ckptbridge.formats.detect import open_inventory
     from ckptbridge.verification.differences import differences, differences_through_table, nbytes_compared
     from ckptbridge.verification.handoff import Overrides
 
     if through_table:
-        found = differences_through_table(a, b, Overrides(target, layout, mapping, config, key))
+        overrides = Overrides(target, layout, mapping, config, key)
+        with ExitStack() as stack:
+            bar = ComparisonBar(stack, as_json or quiet)
+            found = differences_through_table(a, b, overrides, bar.start, bar.update)
     else:
         for name, value in (("--target", target), ("--layout", layout), ("--mapping", mapping), ("--config", config)):
             if value:

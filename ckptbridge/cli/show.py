@@ -1,10 +1,10 @@
-"""What convert prints: what was understood, the plan as a table, progress, the last line."""
+"""What convert and verify print: what was understood, the plan as a table, progress, the last line."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING
 
 from ckptbridge.cli.fold import fold
@@ -14,24 +14,38 @@ if TYPE_CHECKING:  # what only annotates is not loaded: inspect prints by this m
     from ckptbridge.conversion.plan import Plan, Record
     from ckptbridge.conversion.run import Summary
     from ckptbridge.conversion.tally import Progress
+    from ckptbridge.formats.tensors import Inventory
+    from ckptbridge.tables.expand import Expansion
+    from ckptbridge.verification.handoff import Handoff
 
 _SOURCES_SHOWN = 4
 
 
 def understood_lines(plan: Plan) -> list[str]:
     """What source, table, layout and sizes were understood, before the long work."""
-    inventory, expansion = plan.inventory, plan.expansion
+    lines = [_side_line("source", plan.inventory), *_table_lines(plan.expansion)]
+    return [*lines, *(f"note    {printable(note)}" for note in plan.notes)]
+
+
+def compared_lines(handoff: Handoff) -> list[str]:
+    """What verify has understood, before the long work: both sides, table, layout and sizes."""
+    sides = (("pt", handoff.pt), ("ms", handoff.ms))
+    lines = [_side_line(name, side.inventory) for name, side in sides if side is not None]
+    return [*lines, *_table_lines(handoff.known.expansion)]
+
+
+def _side_line(title: str, inventory: Inventory) -> str:
+    return (
+        f"{title:<7} {printable(inventory.path)}: {inventory.format}, {len(inventory.tensors)} tensors, "
+        f"{human_bytes(inventory.nbytes)} in {len(inventory.files)} file(s)"
+    )
+
+
+def _table_lines(expansion: Expansion) -> list[str]:
     layout = ", ".join(f"{k}={v}" for k, v in expansion.layout.items())
     sizes = ", ".join(f"{k}={v}" for k, v in expansion.sizes.items())
-    lines = [
-        f"source  {printable(inventory.path)}: {inventory.format}, {len(inventory.tensors)} tensors, "
-        f"{human_bytes(inventory.nbytes)} in {len(inventory.files)} file(s)",
-        f"table   {expansion.table.name}" + (f" ({layout})" if layout else ""),
-    ]
-    if sizes:
-        lines.append(f"sizes   {sizes}")
-    lines += [f"note    {printable(note)}" for note in plan.notes]
-    return lines
+    lines = [f"table   {expansion.table.name}" + (f" ({layout})" if layout else "")]
+    return [*lines, f"sizes   {sizes}"] if sizes else lines
 
 
 def plan_table(plan: Plan) -> str:
@@ -89,6 +103,25 @@ def progress_bar(nbytes: int, silent: bool) -> Iterator[Progress | None]:
 
     with tqdm(total=nbytes, unit="B", unit_scale=True, file=sys.stderr, leave=False) as bar:
         yield bar.update
+
+
+class ComparisonBar:
+    """The bar of a comparison, whose size is known only once both sides were understood; it goes with ``stack``."""
+
+    def __init__(self, stack: ExitStack, silent: bool) -> None:
+        self._stack = stack
+        self._silent = silent
+        self._update: Progress | None = None
+
+    def start(self, handoff: Handoff) -> None:
+        """Show the bar, as long as what the conversion wrote."""
+        if handoff.made is not None:
+            self._update = self._stack.enter_context(progress_bar(handoff.made.inventory.nbytes, self._silent))
+
+    def update(self, nbytes: int) -> None:
+        """Move on by the bytes of one tensor."""
+        if self._update is not None:
+            self._update(nbytes)
 
 
 def summary_line(summary: Summary) -> str:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from ckptbridge.cli.options import KeyValue
+
+if TYPE_CHECKING:
+    from ckptbridge.verification.handoff import Handoff
 
 _OUT = click.Path(dir_okay=False, path_type=Path)
 _DTYPES = ["float64", "float32", "float16", "bfloat16"]
@@ -104,6 +108,7 @@ def command(**options: Any) -> int:
 
 
 def _verify(options: dict[str, Any]) -> int:
+    from ckptbridge.cli.show import ComparisonBar, compared_lines
     from ckptbridge.errors import FormatError
     from ckptbridge.verification.forward import ForwardOptions
     from ckptbridge.verification.handoff import Overrides
@@ -117,8 +122,17 @@ def _verify(options: dict[str, Any]) -> int:
     overrides = Overrides(
         options["target"], dict(options["layout"]), options["mapping"], options["config"], options["key"]
     )
-    result = run_verify(options["paths"], options["level"], overrides, forward)
     silent = options["quiet"] or options["as_json"]
+    with ExitStack() as stack:
+        bar = ComparisonBar(stack, silent)
+
+        def understood(handoff: Handoff) -> None:
+            if not silent:
+                click.echo("\n".join(compared_lines(handoff)), err=True)
+            if options["level"] != "forward":
+                bar.start(handoff)
+
+        result = run_verify(options["paths"], options["level"], overrides, forward, understood, bar.update)
     if isinstance(result, Golden):
         if not silent:
             click.echo(

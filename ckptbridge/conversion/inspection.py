@@ -126,7 +126,7 @@ def inspect(
     tensors: str | None = None,
     stats: bool = False,
     key: str | None = None,
-    progress: Callable[[int], None] | None = None,
+    progress: Callable[[int], object] | None = None,
 ) -> Inspection:
     """Look into a checkpoint file or directory; only ``stats`` reads more than headers.
 
@@ -154,7 +154,7 @@ def inspect_inventory(
     path: Path,
     glob: str | None = None,
     stats: bool = False,
-    progress: Callable[[int], None] | None = None,
+    progress: Callable[[int], object] | None = None,
 ) -> Inspection:
     """The same for an inventory that is open already."""
     chosen = selected(inventory, glob)

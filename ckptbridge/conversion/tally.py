@@ -9,7 +9,7 @@ from ckptbridge.conversion.digests import new_hasher
 from ckptbridge.conversion.plan import Record
 from ckptbridge.conversion.worker import Worker
 
-Progress = Callable[[int], None]
+Progress = Callable[[int], object]
 
 _STEP = 512 << 10  # bytes that are digested and then summed while they are in the cache
 

@@ -17,10 +17,11 @@ from ckptbridge.conversion.inspection import scalar_values
 from ckptbridge.conversion.plan import FileStat
 from ckptbridge.conversion.reading import identity
 from ckptbridge.conversion.sources import SourceFiles
+from ckptbridge.conversion.tally import Progress
 from ckptbridge.errors import DTypeError
 from ckptbridge.formats.tensors import Inventory, TensorSource
 from ckptbridge.verification.comparing import compare_tensor
-from ckptbridge.verification.handoff import Overrides, find_handoff
+from ckptbridge.verification.handoff import Handoff, Overrides, find_handoff
 from ckptbridge.verification.report import TensorResult
 from ckptbridge.verification.weights import compare_weights
 
@@ -103,7 +104,7 @@ def nbytes_compared(a: Inventory, b: Inventory) -> int:
     return sum(source.spec.nbytes for source, _ in _pairs(a, b))
 
 
-def differences(a: Inventory, b: Inventory, progress: Callable[[int], object] | None = None) -> Difference:
+def differences(a: Inventory, b: Inventory, progress: Progress | None = None) -> Difference:
     """Compare two checkpoints of any formats by their tensors' names.
 
     ``progress`` is called with the bytes of A just compared. Training state and strings are not compared
@@ -188,16 +189,25 @@ def _or_none(value: object) -> object:
 # --- across sides ----------------------------------------------------------------------------
 
 
-def differences_through_table(a: Path, b: Path, overrides: Overrides) -> Difference:
+def differences_through_table(
+    a: Path,
+    b: Path,
+    overrides: Overrides,
+    understood: Callable[[Handoff], object] | None = None,
+    progress: Progress | None = None,
+) -> Difference:
     """Compare a PyTorch and a MindSpore checkpoint, one of them taken through the table between them.
 
     The table is the one that the provenance of either names, else the one of ``overrides`` and config.
+    ``understood`` is told what is compared, before the long work; ``progress`` the bytes compared.
     Raises the errors of reading, of the table, and of a checkpoint that the table does not cover.
     """
     handoff = find_handoff((a, b), overrides, alone=False)
-    assert handoff.pt is not None and handoff.ms is not None  # two paths make two sides
-    made = handoff.ms if handoff.known.direction == "pt2ms" else handoff.pt
-    section = compare_weights(handoff.known, handoff.request, made.inventory, {}, "blake3")
+    if understood is not None:
+        understood(handoff)
+    made = handoff.made
+    assert made is not None  # two paths make two sides
+    section = compare_weights(handoff.known, handoff.request, made.inventory, {}, "blake3", progress)
     changes = [_from_result(t, made_is_b=made.path == b) for t in section.tensors if not t.ok]
     table = handoff.known.expansion.table.name
     return Difference(

@@ -53,6 +53,11 @@ class Handoff:
     record: Mapping[str, Any]
     notes: tuple[str, ...]
 
+    @property
+    def made(self) -> Side | None:
+        """The side that the conversion wrote."""
+        return self.ms if self.known.direction == "pt2ms" else self.pt
+
 
 def find_handoff(paths: Sequence[Path], overrides: Overrides, alone: bool) -> Handoff:
     """The handoff that ``paths`` name: two checkpoints, one with provenance, or none for the current folder.

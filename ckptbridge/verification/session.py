@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 import ckptbridge
+from ckptbridge.conversion.tally import Progress
 from ckptbridge.errors import CoverageError, UsageError
 from ckptbridge.verification.environment import environment
 from ckptbridge.verification.forward import (
@@ -35,18 +37,26 @@ class Golden:
 
 
 def run_verify(
-    paths: tuple[Path, ...], level: Level, overrides: Overrides, options: ForwardOptions
+    paths: tuple[Path, ...],
+    level: Level,
+    overrides: Overrides,
+    options: ForwardOptions,
+    understood: Callable[[Handoff], None] | None = None,
+    progress: Progress | None = None,
 ) -> VerifyReport | Golden:
     """Judge a handoff. A PyTorch checkpoint alone, with ``options.golden``, writes that file instead.
 
+    ``understood`` is told what is compared, before the long work; ``progress`` the bytes of weights compared.
     Raises the error family for what cannot be judged at all; a level that does not hold is in the report.
     """
     if level in ("forward", "all"):
         check_options(options)
     handoff = find_handoff(paths, overrides, alone=options.golden is not None)
+    if understood is not None:
+        understood(handoff)
     weights = None
     if level in ("weights", "all") and handoff.pt is not None and handoff.ms is not None:
-        weights = _weights(handoff)
+        weights = _weights(handoff, progress)
     forward: ForwardSection | None = None
     controls: tuple[ControlResult, ...] = ()
     actions: tuple[Action, ...] = ()
@@ -77,11 +87,11 @@ def run_verify(
     )
 
 
-def _weights(handoff: Handoff) -> WeightsSection:
-    assert handoff.pt is not None and handoff.ms is not None
-    other = handoff.ms if handoff.known.direction == "pt2ms" else handoff.pt
+def _weights(handoff: Handoff, progress: Progress | None) -> WeightsSection:
+    other = handoff.made
+    assert other is not None
     algorithm = next((d.partition(":")[0] for d in handoff.recorded.values() if d), "blake3")
-    section = compare_weights(handoff.known, handoff.request, other.inventory, handoff.recorded, algorithm)
+    section = compare_weights(handoff.known, handoff.request, other.inventory, handoff.recorded, algorithm, progress)
     misfit = [t for t in section.tensors if t.status == "shape"]
     if misfit and len(misfit) > len(section.tensors) // 2:
         raise CoverageError(

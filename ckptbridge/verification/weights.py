@@ -19,6 +19,7 @@ from ckptbridge.conversion.reading import equal_tensors, tensor_bytes
 from ckptbridge.conversion.request import Request, Understood
 from ckptbridge.conversion.run import renamed_from
 from ckptbridge.conversion.sources import SourceFiles
+from ckptbridge.conversion.tally import Progress
 from ckptbridge.formats.tensors import Inventory, TensorSource
 from ckptbridge.verification.comparing import Found, compare_tensor
 from ckptbridge.verification.report import TensorResult, WeightsSection, weights_section
@@ -35,12 +36,18 @@ class Outcome:
 
 
 def compare_weights(
-    known: Understood, request: Request, other: Inventory, recorded: Mapping[str, str], algorithm: str
+    known: Understood,
+    request: Request,
+    other: Inventory,
+    recorded: Mapping[str, str],
+    algorithm: str,
+    progress: Progress | None = None,
 ) -> WeightsSection:
     """Compare ``known``'s side, taken through its table, with the checkpoint ``other``.
 
     ``request`` holds the options of the conversion that is judged (its cast, what it left out).
     ``recorded`` are the content digests by side that the provenance claims, tagged, where there are any.
+    ``progress`` is called with the number of bytes of a tensor that has been compared.
     """
     matcher = Matcher(known, request)
     matcher.match()
@@ -50,7 +57,11 @@ def compare_weights(
         for path in stats:
             files.map(path)  # opened before there are threads
         comparing = _Comparing(files, other, here, there, algorithm)
-        outcomes = list(pool.map(comparing.record, matcher.records))
+        outcomes = []
+        for record, outcome in zip(matcher.records, pool.map(comparing.record, matcher.records), strict=True):
+            outcomes.append(outcome)
+            if progress is not None:
+                progress(record.spec.nbytes)
         digests = {key: d for outcome in outcomes for key, d in outcome.digests.items()}
         rest = [t for n, t in known.inventory.tensors.items() if (here, n) not in digests]
         rest_there = [t for n, t in other.tensors.items() if (there, n) not in digests]

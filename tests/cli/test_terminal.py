@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import shutil
+import struct
 import subprocess
 import sys
+import termios
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -108,6 +111,48 @@ def test_a_reader_that_goes_away_is_no_error(foreign: Path) -> None:
         )
         assert done.stderr == ""
         assert done.stdout.strip() in ("0", "141")
+
+
+# --- progress --------------------------------------------------------------------------------
+
+
+def on_a_terminal(*arguments: object) -> str:
+    """What a command writes to standard error when that is a terminal; it ends with 0."""
+    ours, theirs = os.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 120, 0, 0))
+    with subprocess.Popen(
+        [sys.executable, "-m", "ckptbridge", *map(str, arguments)], stdout=subprocess.DEVNULL, stderr=theirs
+    ) as process:
+        os.close(theirs)
+        said = b""
+        while True:
+            try:
+                part = os.read(ours, 1 << 16)
+            except OSError:  # how Linux says that the other end is closed
+                break
+            if not part:
+                break
+            said += part
+    os.close(ours)
+    assert process.returncode == 0, said.decode()
+    return said.decode()
+
+
+def test_a_terminal_sees_progress_to_the_end_and_a_pipe_none(tmp_path: Path) -> None:
+    a, ckpt = tmp_path / "a.safetensors", tmp_path / "a.ckpt"
+    save_file({f"l{i}.weight": np.full((1000, 1000), i, np.float32) for i in range(3)}, a)
+    for arguments in (
+        ("convert", "pt2ms", a, ckpt, "--target", "nn", "--layout", "embedding=none", "--overwrite"),
+        ("verify", a, ckpt, "--level", "weights"),
+        ("diff", a, ckpt, "--through-table"),
+        ("diff", a, a),
+        ("inspect", a, "--stats"),
+    ):
+        said = on_a_terminal(*arguments)
+        assert "%|" in said and "12.0M" in said and "B/s" in said, arguments
+        assert b"B/s" not in shell(*arguments).stderr
+        if arguments[0] in ("convert", "verify", "diff"):
+            assert on_a_terminal(*arguments, "--quiet") == ""
 
 
 # --- slips of the keyboard -------------------------------------------------------------------

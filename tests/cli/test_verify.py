@@ -45,6 +45,7 @@ def test_a_right_handoff_gives_0_and_all_reports(made: Path, tmp_path: Path, ckp
     )
     assert ran.code == 0, ran.out + ran.err
     assert ran.out.startswith("verify: HOLDS") and len(ran.out.splitlines()) < 25
+    assert "qwen3/mindformers (attention=interleaved" in ran.err and "m.ckpt: ckpt, " in ran.err
     data = json.loads(reports[0].read_text())
     assert data["weights"]["verdict"] == data["forward"]["verdict"] == "holds"
     assert data["provenance"]["table"]["name"] == "qwen3/mindformers"
@@ -83,11 +84,12 @@ def test_json_is_the_only_output(made: Path, ckptbridge: Command) -> None:
     ran = ckptbridge("verify", made / "m.ckpt", "--level", "weights", "--json")
     assert ran.code == 0
     assert json.loads(ran.out)["weights"]["verdict"] == "holds"
+    assert ran.err == ""
 
 
 def expect_2(ran: Any, *words: str) -> None:
     assert ran.code == 2, ran.out + ran.err
-    assert ran.err.startswith("error: ") and "remedy: " in ran.err
+    assert "\nerror: " in f"\n{ran.err}" and "remedy: " in ran.err
     for word in words:
         assert word in ran.err, ran.err
 
