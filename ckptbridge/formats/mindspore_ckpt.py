@@ -304,7 +304,11 @@ def layout(specs: Sequence[TensorSpec], strings: Mapping[str, str]) -> FileLayou
 def seal(
     layout: FileLayout, strings: Mapping[str, str], crcs: Sequence[int] | None = None
 ) -> tuple[tuple[int, bytes], ...]:
-    """The string entries, as one run at the end of the file. ``crcs`` are not needed: see :func:`crc_trailer`."""
+    """The string entries, as one run at the end of the file. ``crcs`` are not needed: see :func:`crc_trailer`.
+
+    A tensor's last bytes may look like a crc trailer, to MindSpore as to :func:`read`; a string's cannot, since
+    no UTF-32 character has four bytes that are not zero. So a file that is to be read whatever its weights has one.
+    """
     names = {spec.name for spec in layout.specs}
     records = []
     for name, text in strings.items():

@@ -113,6 +113,21 @@ def test_every_dtype_scalars_and_odd_names_pass_untouched(tmp_path: Path) -> Non
             assert arrays[name].tobytes() == raw_bytes(tensor), name
 
 
+def test_weights_that_end_like_a_crc_trailer_are_weights(tmp_path: Path) -> None:
+    """MindSpore takes the last 17 bytes of a file for a trailer when they begin so, whatever they are."""
+    array = np.frombuffer(bytes(15) + b"crc_num" + bytes(6) + b"\x5f\x8c\xd3\xc2", np.uint8)
+    torch.save({"t.0": torch.from_numpy(array.copy())}, tmp_path / "any.bin")
+    (tmp_path / "table.toml").write_text(IDENTITY)
+    (tmp_path / "config.json").write_text(json.dumps({"number": 1}))
+    keywords: dict[str, Any] = {"mapping": tmp_path / "table.toml", "config": tmp_path / "config.json"}
+    for name, crc in (("plain.ckpt", False), ("crc.ckpt", True)):
+        ckptbridge.convert(tmp_path / "any.bin", tmp_path / name, direction="pt2ms", crc=crc, **keywords)
+        assert load_ckpt(tmp_path / name)["t.0"].tobytes() == array.tobytes()
+        assert ckptbridge.open_checkpoint(tmp_path / name)["t.0"].shape == array.shape
+        ckptbridge.convert(tmp_path / name, tmp_path / f"{name}.bin", direction="ms2pt", **keywords)
+        assert torch.load(tmp_path / f"{name}.bin")["t.0"].numpy().tobytes() == array.tobytes()
+
+
 def raw_bytes(tensor: torch.Tensor) -> bytes:
     return tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes() if tensor.numel() else b""
 

@@ -116,9 +116,12 @@ def ckpt(data: bytes) -> None:
         mindspore_ckpt.check_crc(path)
     check_places(inventory, len(data))
     tensors = {**inventory.tensors, **inventory.scalars}
-    again = written(mindspore_ckpt, tensors, inventory.strings, data)
+    strings = inventory.strings or {"a string, as": "conversions put one last"}
+    if not tensors.keys().isdisjoint(strings):
+        return
+    again = written(mindspore_ckpt, tensors, strings, data)
     found = mindspore_ckpt.read(file_of("y.ckpt", again))
-    assert found.strings == inventory.strings
+    assert found.strings == strings
     both = {**found.tensors, **found.scalars}
     assert both.keys() == tensors.keys()
     for name, tensor in tensors.items():
