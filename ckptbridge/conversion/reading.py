@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
+import numpy as np
+
 from ckptbridge.conversion.digests import new_hasher
 from ckptbridge.conversion.plan import Record
 from ckptbridge.conversion.sources import SourceFiles
+from ckptbridge.conversion.syscalls import same_bytes
 from ckptbridge.conversion.words import fill, record_pieces
 from ckptbridge.formats.tensors import TensorSource
 from ckptbridge.tables.axes import Block, View
@@ -43,7 +46,7 @@ def equal_tensors(a: TensorSource, b: TensorSource, files: SourceFiles) -> bool:
             if not rest:
                 rest = next(pieces_b)
             count = min(len(piece), len(rest))
-            if piece[:count] != rest[:count]:
+            if not same_bytes(np.frombuffer(piece[:count], np.uint8), np.frombuffer(rest[:count], np.uint8)):
                 return False
             piece, rest = piece[count:], rest[count:]
     return True

@@ -195,23 +195,28 @@ class SourceFiles:
         assign(dst, src)
 
 
-_TILE = 128  # elements: two tiles of 2-byte words lie in the first-level cache together
+_TILE = 256  # elements: a tile lies in the second-level cache
+_TILE_PAD = 64  # bytes after each row of a tile: rows a power of two apart would fall on the same few cache lines
+_UNTILED = 1 << 14  # elements: fewer are not worth a tile
 
 
 def assign(dst: Words, src: Words) -> None:
     """``dst[...] = src``; a transposition goes in tiles, so that neither side strides through all of memory."""
     itemsize = src.dtype.itemsize
     inner = next((k for k in range(src.ndim - 1) if src.strides[k] == itemsize), None)
-    if inner is None or src.strides[-1] == itemsize or src.size < _TILE * _TILE:
+    if inner is None or src.strides[-1] == itemsize or src.size < _UNTILED:
         dst[...] = src
         return
     # The axis that is contiguous in the source comes next to the one that is contiguous in the target.
     dst, src = np.moveaxis(dst, inner, -2), np.moveaxis(src, inner, -2)
     rows, columns = dst.shape[-2:]
+    tile = np.empty((min(columns, _TILE), min(rows, _TILE) + _TILE_PAD // itemsize), src.dtype)
     for outer in np.ndindex(dst.shape[:-2]):
         to, of = dst[outer], src[outer]
         for i in range(0, rows, _TILE):
             for j in range(0, columns, _TILE):
                 # Through a copy of its own: a file's rows are pages apart, and are best read one at a time.
-                tile = np.ascontiguousarray(of[i : i + _TILE, j : j + _TILE].T)
-                to[i : i + _TILE, j : j + _TILE] = tile.T
+                part = of[i : i + _TILE, j : j + _TILE].T
+                own = tile[: part.shape[0], : part.shape[1]]
+                own[...] = part
+                to[i : i + _TILE, j : j + _TILE] = own.T

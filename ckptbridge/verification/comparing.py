@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -14,6 +14,7 @@ from ckptbridge.conversion.gather import Piece, Run
 from ckptbridge.conversion.plan import Record
 from ckptbridge.conversion.reading import tensor_bytes
 from ckptbridge.conversion.sources import SourceFiles
+from ckptbridge.conversion.syscalls import same_bytes
 from ckptbridge.conversion.words import fill, record_pieces
 from ckptbridge.formats.dtypes import BY_NAME, DType
 from ckptbridge.formats.tensors import TensorSource
@@ -40,12 +41,11 @@ class Found:
     nan: int = 0
     inf: int = 0
     _infinite: bool = False
-    _same: Words = field(default_factory=lambda: np.empty(0, np.bool_), repr=False, compare=False)
 
     def compare(self, start: int, expected: Words, words: Words, dtype: DType) -> None:
         """Add elements from the flat index ``start`` on, both as storage words of ``dtype``."""
         # As bytes: words may lie at any offset of a file, and NumPy is slow where they are not aligned.
-        equal = self._equal(expected.view(np.uint8), words.view(np.uint8))
+        equal = same_bytes(expected, words)
         infinity = _INFINITY.get(dtype.name)
         if infinity is not None:
             self._count(expected if equal and expected.flags.aligned else words, dtype, infinity)
@@ -58,11 +58,6 @@ class Found:
         size = _largest(expected[differs], words[differs], dtype)
         self._infinite |= size is None
         self.max_abs = None if size is None or self._infinite else max(size, self.max_abs or 0.0)
-
-    def _equal(self, a: Words, b: Words) -> bool:
-        if self._same.size < a.size:  # kept: fresh memory for every call would cost as much as the comparison
-            self._same = np.empty(a.size, np.bool_)
-        return bool(np.equal(a, b, out=self._same[: a.size]).all())
 
     def _count(self, words: Words, dtype: DType, infinity: int) -> None:
         sign = 1 << (8 * dtype.itemsize - 1)

@@ -10,12 +10,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from ckptbridge.conversion.digests import content_digest, new_hasher
 from ckptbridge.conversion.matching import Matcher
 from ckptbridge.conversion.plan import FileStat, Record
-from ckptbridge.conversion.reading import equal_tensors, tensor_bytes
+from ckptbridge.conversion.reading import digest_tensor, equal_tensors
 from ckptbridge.conversion.request import Request, Understood
 from ckptbridge.conversion.run import renamed_from
 from ckptbridge.conversion.sources import SourceFiles
@@ -25,13 +26,17 @@ from ckptbridge.verification.comparing import Found, compare_tensor
 from ckptbridge.verification.report import TensorResult, WeightsSection, weights_section
 
 _THREADS = 2
+_LARGE = 64 << 20  # bytes: tensors of so many go first, so that no thread ends with one while the other has nothing
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """A tensor's result, and the digests of the bytes that were read on the way (hex, by side and name)."""
+    """A tensor's result, and the digests of the bytes that were read on the way (hex, by side and name).
 
-    result: TensorResult
+    ``result`` is None for a tensor that was digested and nothing else.
+    """
+
+    result: TensorResult | None
     digests: Mapping[tuple[str, str], str]
 
 
@@ -57,18 +62,25 @@ def compare_weights(
         for path in stats:
             files.map(path)  # opened before there are threads
         comparing = _Comparing(files, other, here, there, algorithm)
+        renamed = {renamed_from(record) for record in matcher.records}
+        jobs = [(record.spec.nbytes, partial(comparing.record, record)) for record in matcher.records]
+        jobs += [
+            (t.spec.nbytes, partial(comparing.digest, here, t))
+            for n, t in known.inventory.tensors.items()
+            if n not in renamed
+        ]
+        jobs.sort(key=lambda job: -(job[0] // _LARGE))
         outcomes = []
-        for record, outcome in zip(matcher.records, pool.map(comparing.record, matcher.records), strict=True):
+        for (nbytes, _), outcome in zip(jobs, pool.map(lambda job: job[1](), jobs), strict=True):
             outcomes.append(outcome)
-            if progress is not None:
-                progress(record.spec.nbytes)
+            if progress is not None and outcome.result is not None:
+                progress(nbytes)
         digests = {key: d for outcome in outcomes for key, d in outcome.digests.items()}
-        rest = [t for n, t in known.inventory.tensors.items() if (here, n) not in digests]
-        rest_there = [t for n, t in other.tensors.items() if (there, n) not in digests]
-        for side, sources in ((here, rest), (there, rest_there)):
-            found = pool.map(comparing.digest, sources)
-            digests.update({(side, s.spec.name): d for s, d in zip(sources, found, strict=True)})
-        results = [outcome.result for outcome in outcomes]
+        for side, inventory in ((here, known.inventory), (there, other)):
+            rest = [t for n, t in inventory.tensors.items() if (side, n) not in digests]
+            for outcome in pool.map(partial(comparing.digest, side), rest):
+                digests.update(outcome.digests)
+        results = [outcome.result for outcome in outcomes if outcome.result is not None]
         results += _left_out(matcher, files, other)
         files.check_unchanged()
     content = {
@@ -150,11 +162,9 @@ class _Comparing:
         self._there = there
         self._algorithm = algorithm
 
-    def digest(self, source: TensorSource) -> str:
-        hasher = new_hasher(self._algorithm)
-        for data in tensor_bytes(source, self._files):
-            hasher.update(data)
-        return hasher.hexdigest()
+    def digest(self, side: str, source: TensorSource) -> Outcome:
+        """A tensor's digest alone."""
+        return Outcome(None, {(side, source.spec.name): digest_tensor(source, self._files, self._algorithm)})
 
     def record(self, record: Record) -> Outcome:
         """What the other checkpoint holds for a record, against what it should."""

@@ -24,7 +24,8 @@ class Row:
 
     ``value`` is "ratio" (ours / baseline), "difference" (ours - baseline, in seconds) or "seconds" (ours
     alone); it should be at most ``bound``, where there is one. ``reads`` are brought into the page cache
-    before every run, ``writes`` removed. ``bare`` is a loop of system calls that moves the same bytes.
+    before every run (with ``cold`` out of it), ``writes`` removed. ``bare`` is a loop of system calls that
+    moves the same bytes.
     """
 
     key: str
@@ -38,6 +39,7 @@ class Row:
     writes: tuple[Path, ...] = ()
     bare: Command | None = None
     nbytes: int = 0
+    cold: bool = False
 
 
 def copy_command(source: Path, destination: Path) -> Command:
@@ -116,17 +118,21 @@ def _verify(s: Stock) -> Iterable[Row]:
     )
     for key, title, pt, ms in pairs:
         both = (str(pt), str(ms))
-        yield Row(
-            key,
-            title,
-            [*CKPTBRIDGE, "verify", *both, "--level", "weights", "--quiet"],
-            "ratio",
-            1.5,
-            [*_BARE, "--read", *both],
-            "reading both once",
-            (pt, ms),
-            nbytes=size(pt) + size(ms),
-        )
+        command = [*CKPTBRIDGE, "verify", *both, "--level", "weights", "--quiet"]
+        reading = [*_BARE, "--read", *both]
+        for suffix, where, cold in (("", "from the page cache", False), ("-cold", "from the disk", True)):
+            yield Row(
+                f"{key}{suffix}",
+                f"{title}, {where}",
+                command,
+                "ratio",
+                1.5,
+                reading,
+                "reading both once",
+                (pt, ms),
+                nbytes=size(pt) + size(ms),
+                cold=cold,
+            )
 
 
 def _start(s: Stock) -> Iterable[Row]:

@@ -165,12 +165,13 @@ def test_scalars_and_empty_tensors(shape: tuple[int, ...]) -> None:
         assert list(pieces(copies(bound.blocks, [source("a", shape)], shape), 4)) == [Run(0, 0, 0, 1)]
 
 
-@pytest.mark.parametrize("shape", [(130, 257), (3, 129, 200), (2, 300, 2, 150)])
-def test_tiled_transposition_equals_plain_assignment(shape: tuple[int, ...]) -> None:
+@pytest.mark.parametrize("shape", [(130, 257), (520, 300), (3, 129, 200), (2, 300, 2, 150)])
+@pytest.mark.parametrize("word", ["u1", "u2", "u8"])
+def test_tiled_transposition_equals_plain_assignment(shape: tuple[int, ...], word: str) -> None:
     rng = np.random.default_rng(0)
     for axes in [tuple(reversed(range(len(shape)))), (*range(1, len(shape)), 0)]:
-        base = rng.integers(0, 1 << 16, tuple(shape[a] for a in axes), dtype=np.uint16)
+        base = rng.integers(0, 1 << 8 * np.dtype(word).itemsize, tuple(shape[a] for a in axes), dtype=word)
         src = base.transpose(np.argsort(axes))
-        dst = np.zeros(shape, np.uint16)
+        dst = np.zeros(shape, word)
         assign(dst, src)
         assert np.array_equal(dst, src)
