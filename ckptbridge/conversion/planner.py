@@ -24,7 +24,7 @@ def make_plan(request: Request) -> Plan:
         if before.get(path) not in (None, (stat.size, stat.mtime_ns)):
             raise SourceChangedError(
                 "A source file changed while its header was read.",
-                remedy="Run the conversion again when nothing writes to the source.",
+                remedy="Run the command again when nothing writes to the file.",
                 file=path,
             )
     return plan

@@ -86,8 +86,8 @@ class SourceFiles:
                 raise
             many = e.errno in (errno.EMFILE, errno.ENFILE)
             raise SourceChangedError(
-                f"A source file cannot be opened any more: {e.strerror}.",
-                remedy="Allow more open files (ulimit -n 65536)." if many else "Run the conversion again.",
+                f"A file cannot be opened any more: {e.strerror}.",
+                remedy="Allow more open files (ulimit -n 65536)." if many else "Run the command again.",
                 file=path,
             ) from None
 
@@ -101,9 +101,9 @@ class SourceFiles:
         planned = self._stats[path]
         if (stat.st_size, stat.st_mtime_ns) != (planned.size, planned.mtime_ns):
             raise SourceChangedError(
-                "A source file changed during the conversion "
+                "A file changed while it was read "
                 f"(planned {planned.size} bytes, now {stat.st_size}; or its time of change differs).",
-                remedy="Run the conversion again when nothing writes to the source.",
+                remedy="Run the command again when nothing writes to the file.",
                 file=path,
             )
 
@@ -150,15 +150,15 @@ class SourceFiles:
             done = os.preadv(self.fd(path), [buffer], offset)
         except OSError as e:
             raise SourceChangedError(
-                f"A source file cannot be read: {e.strerror}.",
+                f"A file cannot be read: {e.strerror}.",
                 remedy="See what the system's log says of the disk or server, and run again.",
                 file=path,
                 offset=offset,
             ) from None
         if not done:
             raise SourceChangedError(
-                "A source file became shorter during the conversion.",
-                remedy="Run the conversion again when nothing writes to the source.",
+                "A file became shorter while it was read.",
+                remedy="Run the command again when nothing writes to the file.",
                 file=path,
                 offset=offset,
             )

@@ -95,7 +95,7 @@ class Storages:
         if not isinstance(kind, Global) or not isinstance(key, str) or not _count(numel):
             raise Misfit("A persistent id has a wrong type, key or size")
         dtype = None if kind.name in _UNTYPED else BY_STORAGE.get(kind.name)
-        if not kind.module.startswith("torch") or (
+        if not _of_torch(kind.module) or (
             dtype is None and kind.name not in _UNTYPED and not kind.name.endswith("Storage")
         ):
             raise Misfit(f"{kind} is no storage type")
@@ -108,6 +108,12 @@ class Storages:
         if len(pid) == 6 and pid[5] is not None:
             return _view(made, pid[5])
         return made
+
+
+def _of_torch(module: str) -> bool:
+    """Whether a module is torch's, or that of a device of its own, such as torch_npu."""
+    root, *inner = module.split(".")
+    return (root == "torch" or root.startswith("torch_")) and all(part.isidentifier() for part in (root, *inner))
 
 
 def _count(value: object) -> bool:
@@ -179,18 +185,26 @@ def _with_bits(tensor: object, metadata: object) -> object:
     return tensor
 
 
+def _check_rest(requires_grad: object, metadata: list[object]) -> None:
+    """What torch's functions would not take either."""
+    if not isinstance(requires_grad, bool) or len(metadata) > 1:
+        raise ValueError("tensor")
+
+
 def _rebuild_tensor(args: tuple[object, ...]) -> object:
     storage, offset, size, stride = args
     return _tensor(storage, offset, size, stride, None)
 
 
 def _rebuild_tensor_v2(args: tuple[object, ...]) -> object:
-    storage, offset, size, stride, _requires_grad, _hooks, *metadata = args
+    storage, offset, size, stride, requires_grad, _hooks, *metadata = args
+    _check_rest(requires_grad, metadata)
     return _with_bits(_tensor(storage, offset, size, stride, None), metadata and metadata[0])
 
 
 def _rebuild_tensor_v3(args: tuple[object, ...]) -> object:
-    storage, offset, size, stride, _requires_grad, _hooks, kind, *metadata = args
+    storage, offset, size, stride, requires_grad, _hooks, kind, *metadata = args
+    _check_rest(requires_grad, metadata)
     if not isinstance(kind, Global) or kind.module != "torch":
         raise Misfit("The dtype is none")
     dtype = BY_TORCH.get(kind.name)

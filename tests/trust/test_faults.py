@@ -288,7 +288,7 @@ def test_a_source_that_is_replaced_before_it_is_read(sources: Sources, folder: P
     request = Request(folder / "hf", folder / "out.ckpt", "pt2ms", mapping=sources.table)
     plan = make_plan(request)
     shutil.copy(sources.other_hf / "model.safetensors", folder / "hf" / "model.safetensors")
-    with pytest.raises(SourceChangedError, match="changed during the conversion"):
+    with pytest.raises(SourceChangedError, match="changed while it was read"):
         run(plan, request)
 
 
