@@ -14,6 +14,7 @@ from typing import Any
 
 from ckptbridge.conversion import journal
 from ckptbridge.conversion.cast import CastCount
+from ckptbridge.conversion.checksums import check_crcs
 from ckptbridge.conversion.copier import lay_out, write_at, write_records
 from ckptbridge.conversion.destination import embedded, seal_file
 from ckptbridge.conversion.digests import content_digest
@@ -130,12 +131,15 @@ def _carry_out(
 ) -> _Done:
     """Everything but the rename."""
     with SourceFiles(plan.stats) as files, _background(files) as pool:
-        _check_crc(plan)
+        for path in plan.inventory.files:
+            files.map(path)  # opened here: the table of open files is not shared between threads while it grows
+        checked = pool.submit(check_crcs, plan.inventory, files)
         _compare(plan, files)
         digests = _start_digests(plan, files, request.digest, pool)
         lost, kept, tally = _write(plan, request, files, staging, log, found, progress)
         if lost and not request.allow_overflow:
             raise _lossy_error(lost)
+        checked.result()
         provenance = _finish_trail(plan, request.digest, digests.result() if digests else None, tally, lost)
         files.check_unchanged()
     _seal(plan, request, staging, provenance, tally)
@@ -230,18 +234,9 @@ def _start_digests(
 ) -> Future[dict[str, str]] | None:
     if algorithm == "none":
         return None
-    for path in plan.inventory.files:
-        files.map(path)  # opened here: the table of open files is not shared between threads while it grows
     carried = {renamed_from(record) for record in plan.records}  # their bytes pass anyway
     rest = [tensor for name, tensor in plan.inventory.tensors.items() if name not in carried]
     return pool.submit(digest_tensors, rest, files, algorithm)
-
-
-def _check_crc(plan: Plan) -> None:
-    """A .ckpt that has a crc trailer must agree with it; one without is unverified."""
-    if plan.inventory.format == "ckpt":
-        for path in plan.inventory.files:
-            mindspore_ckpt.check_crc(path)
 
 
 def _write(

@@ -123,3 +123,13 @@ class FileLayout:
     places: tuple[tuple[Place, ...], ...]
     fixed: tuple[tuple[int, bytes], ...]
     needs_crc: bool = False  # seal needs each tensor's CRC-32 (zip)
+
+
+@dataclass(frozen=True, slots=True)
+class Checksum:
+    """A CRC-32 that a file carries of ``nbytes`` of its bytes; ``what`` names them in a message."""
+
+    what: str
+    offset: int
+    nbytes: int
+    crc: int

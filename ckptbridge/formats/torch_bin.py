@@ -18,7 +18,7 @@ from ckptbridge.formats.files import SourceFile, open_source
 from ckptbridge.formats.pickle_objects import Global
 from ckptbridge.formats.pickles import Pickle, PickleStream, interpret
 from ckptbridge.formats.shards import read_index, read_weight_map, shard_path
-from ckptbridge.formats.tensors import Inventory, Segment, TensorSource, TensorSpec
+from ckptbridge.formats.tensors import Checksum, Inventory, Segment, TensorSource, TensorSpec
 from ckptbridge.formats.torch_values import CONSTRUCTORS, Storage, Storages, Tensor
 from ckptbridge.formats.wrappers import Weights, find_weights
 from ckptbridge.formats.zips import LOCAL_MAGIC, Record, directory_of, read_zip
@@ -137,7 +137,7 @@ def _record_place(source: SourceFile, records: Mapping[str, Record], folder: str
 
 def _check_crc(source: SourceFile, main: Record, records: Mapping[str, Record]) -> list[str]:
     """Compare the pickle with its CRC-32, unless the file was written without any."""
-    if not any(record.crc for record in records.values()):
+    if not _with_crcs(records):
         return ["The file was written without checksums (torch.serialization.set_crc32_options)."]
     crc = 0
     for at in range(main.offset, main.offset + main.nbytes, 1 << 20):
@@ -150,6 +150,19 @@ def _check_crc(source: SourceFile, main: Record, records: Mapping[str, Record]) 
             offset=main.offset,
         )
     return []
+
+
+def _with_crcs(records: Mapping[str, Record]) -> bool:
+    return any(record.crc for record in records.values())
+
+
+def checksums(path: Path) -> list[Checksum]:
+    """The CRC-32s of the zip form's records, unless it was written without. The older form has none."""
+    with open_source(path) as source:
+        records = read_zip(source) if source.read(0, min(4, source.size)) == LOCAL_MAGIC else {}
+    if not _with_crcs(records):
+        return []
+    return [Checksum(f"'{record.name}'", record.offset, record.nbytes, record.crc) for record in records.values()]
 
 
 # --- the older form --------------------------------------------------------------------------

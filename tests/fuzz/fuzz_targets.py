@@ -25,7 +25,7 @@ import safetensors as library
 from ckptbridge.conversion import provenance
 from ckptbridge.conversion.planner import make_plan
 from ckptbridge.conversion.request import Request
-from ckptbridge.errors import CkptBridgeError, FormatError
+from ckptbridge.errors import CkptBridgeError
 from ckptbridge.formats import detect, mindspore_ckpt, torch_bin
 from ckptbridge.formats import safetensors as reader
 from ckptbridge.formats.tensors import Inventory, TensorSource
@@ -112,8 +112,8 @@ def ckpt(data: bytes) -> None:
         inventory = mindspore_ckpt.read(path)
     except CkptBridgeError:
         return
-    with suppress(FormatError):
-        mindspore_ckpt.check_crc(path)
+    for checksum in mindspore_ckpt.checksums(path):
+        assert checksum.offset + checksum.nbytes <= len(data)
     check_places(inventory, len(data))
     tensors = {**inventory.tensors, **inventory.scalars}
     strings = inventory.strings or {"a string, as": "conversions put one last"}
