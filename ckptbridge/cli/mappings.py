@@ -36,7 +36,7 @@ def list_(as_json: bool) -> None:
 
 
 @command.command()
-@click.argument("family", metavar="FAMILY")
+@click.argument("family", metavar="FAMILY[/TARGET]")
 @click.argument("target", metavar="[TARGET]", required=False)
 @click.option("--config", type=_CONFIG, metavar="FILE", help="Expand for a model. Example: --config hf/config.json")
 @click.option(
@@ -52,17 +52,23 @@ def show(
 ) -> None:
     """Show a table's rules or, with a config, the tensors of both sides and their shapes.
 
-    FAMILY is a family or a model type; without TARGET, its default target is shown.
+    FAMILY is a family or a model type; without TARGET, its default target is shown. A table's
+    name, as in qwen3/mindformers, says both.
 
     Example: ckptbridge mappings show qwen3 mindformers --config Qwen3-8B/config.json
     """
     from ckptbridge.cli import show_tables
     from ckptbridge.conversion.config import read_config
-    from ckptbridge.errors import UsageError
+    from ckptbridge.errors import UsageError, printable
     from ckptbridge.tables import catalog
     from ckptbridge.tables.expand import expand
 
-    table = catalog.find(family, target)
+    family, slash, named = family.partition("/")
+    if slash and target is not None:
+        raise UsageError(
+            f"The target is given twice: '{named}' and '{target}'.", argument="TARGET", remedy="Leave one of them out."
+        )
+    table = catalog.find(family, named if slash else target, asked_by="TARGET")
     if config is None:
         if layout:
             raise UsageError(
@@ -76,11 +82,16 @@ def show(
         else:
             click.echo("\n".join(show_tables.table_lines(table)))
         return
-    expansion = expand(table, read_config(config), dict(layout))
+    values = read_config(config)
+    expansion = expand(table, values, dict(layout))
+    misfit = catalog.misfit(table, values)
     if as_json:
         entries = [entry.to_dict() for entry in show_tables.folded_entries(expansion.entries)]
-        click.echo(json.dumps({**show_tables.list_dict(table), "entries": entries}))
+        notes = [misfit] if misfit else []
+        click.echo(json.dumps({**show_tables.list_dict(table), "entries": entries, "notes": notes}))
     else:
+        if misfit:
+            click.echo(f"note    {printable(misfit)}", err=True)
         click.echo("\n".join(show_tables.expansion_lines(expansion)))
 
 
@@ -140,7 +151,7 @@ def check(files: tuple[Path, ...], config_paths: tuple[Path, ...], as_json: bool
     metavar="FILE",
     help="Write the table here, not to standard output. Example: -o mymodel.toml",
 )
-@click.option("--overwrite", is_flag=True, help="Replace a former FILE. Example: -o mymodel.toml --overwrite")
+@click.option("--overwrite", is_flag=True, help="Replace FILE if it is there. Example: -o mymodel.toml --overwrite")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object. Example: --json | jq -r .table")
 def suggest(pt: Path, ms: Path, output: Path | None, overwrite: bool, as_json: bool) -> None:
     """Suggest a table for two checkpoints that no table knows.

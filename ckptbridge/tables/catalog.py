@@ -5,11 +5,12 @@ Only the top of each file is read to find a table; the whole of it only when it 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
 
 from ckptbridge.errors import UsageError
-from ckptbridge.tables.messages import located, nearest, suggestion
+from ckptbridge.tables.messages import located, nearest, shorten, suggestion
 from ckptbridge.tables.sections import Head, parse_head
 from ckptbridge.tables.sources import parse_toml, read_text, shipped_directory
 from ckptbridge.tables.table import Table, load_table
@@ -36,10 +37,20 @@ def targets(model_type: str) -> tuple[str, ...]:
     return tuple(head.target for head in sorted(heads, key=lambda head: (not head.default, head.target)))
 
 
-def find(model_type: str, target: str | None = None) -> Table:
+def misfit(table: Table, config: Mapping[str, object]) -> str:
+    """A sentence on a config that names another model type than the table's; an empty string for one that fits."""
+    model_type = config.get("model_type")
+    if model_type is None or not table.model_types or model_type in (*table.model_types, table.family):
+        return ""
+    served = ", ".join(table.model_types)
+    return f"The config is one of the model type {shorten(model_type)}, and the table {table.name} is for {served}."
+
+
+def find(model_type: str, target: str | None = None, *, asked_by: str = "--target") -> Table:
     """The table of a model type (or family) and a target, or the default one.
 
-    Raises UsageError, with what there is and the nearest name, for a pair that does not exist.
+    Raises UsageError, with what there is and the nearest name, for a pair that does not exist; ``asked_by`` is what
+    the user gives the target by.
     """
     serving = _serving(model_type)
     if not serving:
@@ -48,19 +59,20 @@ def find(model_type: str, target: str | None = None) -> Table:
             remedy=f"{nearest(model_type, {*model_types(), *families()})} "
             "A table of your own is given by --mapping; 'ckptbridge mappings list' shows the shipped ones.",
         )
-    chosen = [path for path, head in serving if (head.target == target if target else head.default)]
+    chosen = [path for path, head in serving if (head.default if target is None else head.target == target)]
     listed = ", ".join(targets(model_type))
-    if not chosen and target:
+    place = {"option" if asked_by.startswith("-") else "argument": asked_by}
+    if not chosen and target is not None:
         raise UsageError(
             f"There is no table from '{model_type}' to the target '{target}'.",
-            option="--target",
             remedy=f"Targets of {model_type}: {listed}. {suggestion(target, targets(model_type))}".rstrip(),
+            **place,
         )
     if len(chosen) != 1:
         raise UsageError(
             f"The model type '{model_type}' has no default target.",
-            option="--target",
-            remedy=f"Give --target, one of: {listed}.",
+            remedy=f"Give {asked_by}, one of: {listed}.",
+            **place,
         )
     return _load(chosen[0])
 

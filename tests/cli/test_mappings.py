@@ -68,6 +68,33 @@ def test_show_takes_the_default_target(ckptbridge: Run) -> None:
     assert ckptbridge("mappings", "show", "bert").out.startswith("bert/nn: ")
 
 
+@pytest.mark.parametrize("config", [(), ("--config", CONFIGS / "qwen3-0.6b.json")])
+def test_show_takes_a_tables_name_as_every_command_prints_it(ckptbridge: Run, config: tuple[object, ...]) -> None:
+    ran = ckptbridge("mappings", "show", "qwen3/flat", *config)
+    assert (ran.code, ran.err) == (0, "")
+    assert ran.out == ckptbridge("mappings", "show", "qwen3", "flat", *config).out
+
+
+def test_show_names_the_argument_and_no_option(ckptbridge: Run) -> None:
+    for arguments in (("qwen3", "mindformer"), ("qwen3/mindformer",)):
+        ran = ckptbridge("mappings", "show", *arguments)
+        assert ran.code == 2
+        assert "argument: TARGET" in ran.err and "--target" not in ran.err
+        assert "Did you mean 'mindformers'?" in ran.err
+
+
+def test_show_notes_a_config_of_another_model_type(ckptbridge: Run) -> None:
+    note = "The config is one of the model type 'llama', and the table qwen3/mindformers is for qwen3."
+    (config,) = [path for path in CONFIGS.glob("*.json") if path.stem == "llama-3.2-1b"]
+    ran = ckptbridge("mappings", "show", "qwen3", "--config", config)
+    assert (ran.code, ran.err) == (0, f"note    {note}\n")
+    ran = ckptbridge("mappings", "show", "qwen3", "--config", config, "--json")
+    assert (ran.code, ran.err) == (0, "")
+    assert json.loads(ran.out)["notes"] == [note]
+    ran = ckptbridge("mappings", "show", "qwen3", "--config", CONFIGS / "qwen3-8b.json", "--json")
+    assert json.loads(ran.out)["notes"] == []
+
+
 def test_show_with_a_config_gives_names_and_shapes_folded(ckptbridge: Run) -> None:
     # Qwen3-0.6B: 28 layers, 16 heads of 128 on 8 key-value heads, hidden size 1024.
     ran = ckptbridge("mappings", "show", "qwen3", "mindformers", "--config", CONFIGS / "qwen3-0.6b.json")
@@ -106,6 +133,8 @@ def test_show_with_a_layout_gives_only_its_rules(ckptbridge: Run) -> None:
     [
         (("qwn3",), "Did you mean 'qwen3'?"),
         (("qwen3", "mindformer"), "Did you mean 'mindformers'?"),
+        (("qwen3/flat", "hf"), "The target is given twice: 'flat' and 'hf'."),
+        (("qwen3/",), "no table from 'qwen3' to the target ''"),
         (("qwen3", "--layout", "mlp=contiguous"), "Give a model's config.json with --config."),
         (("qwen3", "--config", CONFIGS / "qwen3-8b.json", "--layout", "mpl=contiguous"), "Did you mean 'mlp'?"),
         (("qwen3", "--config", CONFIGS / "qwen3-8b.json", "--layout", "mlp=x"), "interleaved, contiguous"),
