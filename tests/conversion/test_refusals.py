@@ -247,7 +247,14 @@ def missing_config(folder: Path) -> tuple[list[object], list[str]]:
 def config_that_is_no_json(folder: Path) -> tuple[list[object], list[str]]:
     target = source(folder)
     (target / "config.json").write_text("{'a': 1}")
-    return ["pt2ms", target], ["JSON", "config.json"]
+    return ["pt2ms", target], ["JSON", "config.json", "line: 1", "column: 2", "Mend it", "--config"]
+
+
+@case
+def config_that_is_no_text(folder: Path) -> tuple[list[object], list[str]]:
+    target = source(folder)
+    (target / "config.json").write_bytes(b'{"a": "\xff"}')
+    return ["pt2ms", target], ["JSON", "config.json", "Mend it", "--config"]
 
 
 @case
