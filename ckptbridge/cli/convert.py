@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import click
 
 from ckptbridge.cli.options import KeyValue, Size, unique_keys
-from ckptbridge.conversion.plan import Direction
+from ckptbridge.conversion.plan import FORMATS, Direction
 from ckptbridge.errors import printable
 
 _F = TypeVar("_F", bound=Callable[..., Any])
@@ -40,24 +40,12 @@ _OPTIONS: list[Callable[[Any], Any]] = [
         help="The model's config.json, where none lies beside the weights. Example: --config hf/config.json",
     ),
     click.option(
-        "--format",
-        "format_",
-        type=click.Choice(["ckpt", "safetensors", "bin"]),
-        help="The format of a directory's weights. Example: --format safetensors",
-    ),
-    click.option(
         "--dtype", metavar="NAME", help="Cast floating tensors, rounding to nearest even. Example: --dtype bfloat16"
     ),
     click.option(
         "--allow-overflow",
         is_flag=True,
         help="Accept values that a cast turns into infinity or zero. Example: --dtype float16 --allow-overflow",
-    ),
-    click.option(
-        "--max-shard-size",
-        metavar="SIZE",
-        type=Size(),
-        help="Cut a directory into shards. Example: --max-shard-size 5GB",
     ),
     click.option(
         "--dry-run", is_flag=True, help="Print the plan as a table, write nothing. Example: SRC DST --dry-run"
@@ -82,7 +70,11 @@ _OPTIONS: list[Callable[[Any], Any]] = [
         callback=unique_keys,
         help="A note to embed in the output; repeatable. Example: --provenance run=42",
     ),
-    click.option("--overwrite", is_flag=True, help="Replace a former output. Example: SRC DST --overwrite"),
+    click.option(
+        "--overwrite",
+        is_flag=True,
+        help="Replace a file, or a folder that a conversion wrote. Example: SRC DST --overwrite",
+    ),
     click.option(
         "--resume",
         is_flag=True,
@@ -104,7 +96,28 @@ _OPTIONS: list[Callable[[Any], Any]] = [
     click.option("--quiet", "-q", is_flag=True, help="Print nothing but errors. Example: --quiet && echo done"),
 ]
 
+
+def _format_option(direction: Direction) -> Callable[[Any], Any]:
+    """``--format`` with what the direction writes, the default first."""
+    formats = FORMATS[direction]
+    return click.option(
+        "--format",
+        "format_",
+        type=click.Choice(formats),
+        help=f"The format of a directory's weights, {formats[0]} without it. Example: --format {formats[1]}",
+    )
+
+
+def _shard_option(help_text: str) -> Callable[[Any], Any]:
+    return click.option("--max-shard-size", metavar="SIZE", type=Size(), help=help_text)
+
+
 _PT2MS_ONLY: list[Callable[[Any], Any]] = [
+    _format_option("pt2ms"),
+    _shard_option(
+        "Cut a directory of safetensors into shards; a .ckpt has none. "
+        "Example: --format safetensors --max-shard-size 5GB"
+    ),
     click.option(
         "--crc", is_flag=True, help="Append MindSpore's crc trailer to a .ckpt. Example: model model.ckpt --crc"
     ),
@@ -113,6 +126,11 @@ _PT2MS_ONLY: list[Callable[[Any], Any]] = [
         is_flag=True,
         help="Keep float8 words and their scales. Example: --format safetensors --keep-quantized",
     ),
+]
+
+_MS2PT_ONLY: list[Callable[[Any], Any]] = [
+    _format_option("ms2pt"),
+    _shard_option("Cut a directory into shards. Example: --max-shard-size 5GB"),
 ]
 
 
@@ -129,8 +147,8 @@ def _with(options: list[Callable[[Any], Any]]) -> Callable[[_F], _F]:
 def command() -> None:
     """Convert a checkpoint from one side to the other.
 
-    SRC is a directory or a file, recognised by its content. DST ending in .ckpt, .safetensors or
-    .bin is written as one file; anything else is a directory that is created.
+    SRC is a directory or a file, recognised by its content. DST ending in .ckpt, .safetensors,
+    .bin, .pt or .pth is written as one file; under any other name a directory is created.
     """
 
 
@@ -140,6 +158,8 @@ def command() -> None:
 def pt2ms(**options: Any) -> None:
     """From PyTorch to MindSpore.
 
+    DST ending in .ckpt or .safetensors is one file, else a directory.
+
     Example: ckptbridge convert pt2ms Qwen3-8B qwen3.ckpt --target mindformers
     """
     _convert("pt2ms", **options)
@@ -147,10 +167,12 @@ def pt2ms(**options: Any) -> None:
 
 @command.command()
 @_with(_OPTIONS)
+@_with(_MS2PT_ONLY)
 def ms2pt(**options: Any) -> None:
     """From MindSpore to PyTorch.
 
     Target, layout and config come from the provenance in the source, where it has one.
+    DST ending in .safetensors, .bin, .pt or .pth is one file, else a directory.
 
     Example: ckptbridge convert ms2pt qwen3.ckpt Qwen3-8B-tuned
     """

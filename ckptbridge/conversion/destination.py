@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from ckptbridge.conversion.plan import OutputFile, Record
+from ckptbridge.conversion.plan import FORMATS, SUFFIXES, OutputFile, Record, file_suffixes
 from ckptbridge.conversion.provenance import TAG, dumps
 from ckptbridge.conversion.request import Request
 from ckptbridge.errors import UsageError
@@ -15,8 +15,13 @@ from ckptbridge.formats import mindspore_ckpt, safetensors, torch_zip
 from ckptbridge.formats.tensors import FileLayout, TensorSpec
 
 DEFAULT_SHARD_BYTES = 5_000_000_000
-_SUFFIXES = {".ckpt": "ckpt", ".safetensors": "safetensors", ".bin": "bin", ".pt": "bin", ".pth": "bin"}
-_FORMATS = {"pt2ms": ("ckpt", "safetensors"), "ms2pt": ("safetensors", "bin")}
+# Formats that are not written: under such a name a directory would be taken for a file of them.
+_FOREIGN_SUFFIXES = frozenset(
+    {
+        *(".gguf", ".ggml", ".npz", ".npy", ".onnx", ".h5", ".hdf5", ".keras", ".msgpack", ".pb", ".tflite"),
+        *(".mindir", ".pkl", ".pickle", ".json", ".zip", ".tar", ".gz"),
+    }
+)
 # Spaces that a safetensors header keeps free for counts that are only known at the end.
 _SLACK = 256
 
@@ -32,8 +37,9 @@ class Destination:
 
 def destination_of(request: Request) -> Destination:
     """Decide file or directory by the name's suffix, and the format; raises UsageError where options disagree."""
-    suffix = _SUFFIXES.get(request.destination.suffix.lower())
-    allowed = _FORMATS[request.direction]
+    _refuse_name(request)
+    suffix = SUFFIXES.get(request.destination.suffix.lower())
+    allowed = FORMATS[request.direction]
     given = request.format
     if suffix and given and suffix != given:
         raise UsageError(
@@ -44,11 +50,14 @@ def destination_of(request: Request) -> Destination:
     chosen = suffix or given or allowed[0]
     if chosen not in allowed:
         reader = "MindSpore" if request.direction == "pt2ms" else "PyTorch"
-        raise UsageError(
-            f"{request.direction} does not write {chosen}: {reader} does not read it.",
-            remedy=f"Use one of: {', '.join(allowed)}.",
-            option="--format",
-        )
+        refusal = f"{request.direction} does not write {chosen}: {reader} does not read it."
+        if suffix:
+            raise UsageError(
+                f"The destination ends in '{request.destination.suffix}', and {refusal}",
+                remedy=_names(request),
+                file=request.destination,
+            )
+        raise UsageError(refusal, remedy=f"Use one of: {', '.join(allowed)}.", option="--format")
     directory = suffix is None
     path = _folder(request.destination) if directory else request.destination
     if request.max_shard_size is not None and (chosen == "ckpt" or not directory):
@@ -61,6 +70,23 @@ def destination_of(request: Request) -> Destination:
     if request.crc and chosen != "ckpt":
         raise UsageError("Only a .ckpt has a crc trailer.", remedy="Leave --crc out.", option="--crc")
     return Destination(path, directory, chosen)
+
+
+def _refuse_name(request: Request) -> None:
+    """Raise UsageError for a destination whose name means something that is not written."""
+    path = request.destination
+    if str(path) == "-":
+        what = "A checkpoint is not written to standard output."
+    elif path.suffix.lower() in _FOREIGN_SUFFIXES:
+        what = f"The destination ends in '{path.suffix}', and files of that kind are not written."
+    else:
+        return
+    raise UsageError(what, remedy=_names(request), file=path)
+
+
+def _names(request: Request) -> str:
+    suffixes = file_suffixes(request.direction)
+    return f"Name a file that ends in {', '.join(suffixes[:-1])} or {suffixes[-1]}, or a directory under another name."
 
 
 def _folder(path: Path) -> Path:

@@ -14,6 +14,16 @@ from ckptbridge.tables.expand import Expansion
 
 Direction = Literal["pt2ms", "ms2pt"]
 
+# The formats that each direction writes, those that the side's framework reads; the default first.
+FORMATS: Mapping[Direction, tuple[str, ...]] = {"pt2ms": ("ckpt", "safetensors"), "ms2pt": ("safetensors", "bin")}
+# A destination with such a suffix, in any case, is one file of that format.
+SUFFIXES = {".ckpt": "ckpt", ".safetensors": "safetensors", ".bin": "bin", ".pt": "bin", ".pth": "bin"}
+
+
+def file_suffixes(direction: Direction) -> tuple[str, ...]:
+    """The suffixes of the single files that a direction writes."""
+    return tuple(suffix for suffix, format_name in SUFFIXES.items() if format_name in FORMATS[direction])
+
 
 @dataclass(frozen=True, slots=True)
 class Scale:

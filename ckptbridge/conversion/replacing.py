@@ -28,24 +28,25 @@ def check_destination(destination: Path, directory: bool, overwrite: bool) -> No
     if not destination.is_dir():
         raise OutputError(
             "The destination exists and is not a directory.",
-            remedy="Choose another name; a name ending in .ckpt, .safetensors or .bin is written as one file.",
+            remedy="Choose another name; under one that ends in .safetensors, for example, a file is written.",
             file=destination,
         )
     there = sorted(os.listdir(destination))
     if not there:
         return
-    if not overwrite:
-        raise OutputError(
-            "The destination exists and is not empty.", remedy="Give --overwrite to replace it.", file=destination
-        )
     own = _own_files(destination)
     foreign = [name for name in there if name not in own]
     if foreign:
         raise OutputError(
             f"The destination holds '{foreign[0]}', which no conversion wrote"
             + (f" (and {len(foreign) - 1} more)." if len(foreign) > 1 else "."),
-            remedy="Move it away or choose another destination: --overwrite replaces a former output, nothing else.",
+            remedy="Move it away or choose another destination: --overwrite replaces a file, or a folder that a "
+            "conversion wrote, nothing else.",
             file=destination,
+        )
+    if not overwrite:
+        raise OutputError(
+            "The destination exists and is not empty.", remedy="Give --overwrite to replace it.", file=destination
         )
 
 
@@ -84,7 +85,7 @@ def write_error(e: OSError, destination: Path, needed: int | None = None) -> Out
     if e.errno == errno.EFBIG:
         return OutputError(
             "The file system, or a limit of this user (ulimit -f), takes no file of that size.",
-            remedy="Write to another file system, or a directory of shards (--max-shard-size 2GB).",
+            remedy="Write to another file system, or a directory of shards: --format safetensors --max-shard-size 2GB",
             file=destination,
             needed=needed,
         )

@@ -20,6 +20,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from ckptbridge.cli.convert import command
+from ckptbridge.conversion.plan import file_suffixes
 
 Run = Callable[..., Any]
 
@@ -274,3 +275,14 @@ def test_help_is_quick_to_reach(ckptbridge: Run) -> None:
         assert (ran.code, ran.err) == (0, "")
         assert "ckptbridge" in ran.out
     assert ckptbridge("convrt").code == 2
+def test_the_help_says_what_each_direction_writes(ckptbridge: Run) -> None:
+    there = " ".join(ckptbridge("convert", "pt2ms", "--help").out.split())
+    back = " ".join(ckptbridge("convert", "ms2pt", "--help").out.split())
+    assert "[ckpt|safetensors]" in there and "[safetensors|bin]" in back
+    assert f"DST ending in {' or '.join(file_suffixes('pt2ms'))} is one file" in there
+    *others, last = file_suffixes("ms2pt")
+    assert f"DST ending in {', '.join(others)} or {last} is one file" in back
+    assert "Cut a directory of safetensors into shards" in there and "--format safetensors --max-shard-size" in there
+    assert "--overwrite Replace a file, or a folder that a conversion wrote." in there
+
+

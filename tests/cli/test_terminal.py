@@ -217,6 +217,8 @@ def test_the_completion_script_is_printed(kind: str) -> None:
         ("ckptbridge convert pt2ms --ta", "3", {"--target"}),
         ("ckptbridge diff a b --thr", "4", {"--through-table"}),
         ("ckptbridge verify --level ", "3", {"weights", "forward", "all"}),
+        ("ckptbridge convert pt2ms --format ", "4", {"ckpt", "safetensors"}),
+        ("ckptbridge convert ms2pt --format ", "4", {"safetensors", "bin"}),
     ],
 )
 def test_commands_options_and_choices_complete(words: str, at: str, expected: set[str]) -> None:

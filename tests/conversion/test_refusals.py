@@ -305,7 +305,13 @@ def format_against_suffix(folder: Path) -> tuple[list[object], list[str]]:
 
 @case
 def format_that_mindspore_does_not_read(folder: Path) -> tuple[list[object], list[str]]:
-    return ["pt2ms", source(folder), folder / "out.bin"], ["bin", "ckpt", "safetensors"]
+    return ["pt2ms", source(folder), "--format", "bin"], ["--format", "'ckpt', 'safetensors'"]
+
+
+@case
+def file_that_mindspore_does_not_read(folder: Path) -> tuple[list[object], list[str]]:
+    words = ["'.PT'", "does not write bin", "file: ", "ends in .ckpt or .safetensors, or a directory"]
+    return ["pt2ms", source(folder), folder / "out.PT"], words
 
 
 @case
@@ -316,6 +322,11 @@ def format_that_pytorch_does_not_read(folder: Path) -> tuple[list[object], list[
 @case
 def shards_of_one_file(folder: Path) -> tuple[list[object], list[str]]:
     return ["pt2ms", source(folder), folder / "out.safetensors", "--max-shard-size", "1MB"], ["--max-shard-size"]
+
+@case
+def standard_output(folder: Path) -> tuple[list[object], list[str]]:
+    return ["pt2ms", source(folder), "-"], ["standard output", "ends in .ckpt or .safetensors, or a directory"]
+
 
 
 @case
@@ -601,7 +612,53 @@ def test_an_existing_output_is_refused(name: str, tmp_path: Path, run: Run) -> N
     assert snapshot(tmp_path) == before
 
 
-def test_overwrite_takes_a_former_output_and_nothing_else(tmp_path: Path, run: Run) -> None:
+@pytest.mark.parametrize(
+    "name",
+    ["a.npz", "a.gguf", "a.onnx", "a.h5", "a.msgpack", "model.safetensors.index.json", "A.GGUF", "old.ckpt.tar"],
+)
+@pytest.mark.parametrize("direction", ["pt2ms", "ms2pt"])
+def test_a_name_of_another_format_does_not_become_a_directory(
+    name: str, direction: str, tmp_path: Path, run: Run
+) -> None:
+    target = source(tmp_path) if direction == "pt2ms" else ms_file(tmp_path)
+    result = run("convert", direction, target, tmp_path / name)
+    assert result.code == 2
+    assert f"ends in '{Path(name).suffix}'" in result.err
+    good = ".ckpt or .safetensors" if direction == "pt2ms" else ".safetensors, .bin, .pt or .pth"
+    assert f"Name a file that ends in {good}, or a directory" in result.err
+    assert not (tmp_path / name).exists()
+
+
+def test_a_suffix_is_not_taken_for_an_option(tmp_path: Path, run: Run) -> None:
+    result = run("convert", "pt2ms", source(tmp_path), tmp_path / "out.pt")
+    assert "--format" not in result.err
+
+
+@pytest.mark.parametrize("suffix", ["bin", "pt", "pth", "PTH"])
+def test_every_suffix_of_a_bin_is_one_file(suffix: str, tmp_path: Path, run: Run) -> None:
+    assert run("convert", "ms2pt", ms_file(tmp_path), tmp_path / f"out.{suffix}").code == 0
+    assert torch.load(tmp_path / f"out.{suffix}", weights_only=True).keys() == arrays().keys()
+
+
+def test_a_folder_that_no_conversion_wrote_is_refused_at_once(tmp_path: Path, run: Run) -> None:
+    """Told to give --overwrite, one would only meet the next refusal."""
+    target = source(tmp_path)
+    (tmp_path / "theirs").mkdir()
+    (tmp_path / "theirs" / "thesis.tex").write_text("years")
+    result = run("convert", "pt2ms", target, tmp_path / "theirs")
+    assert result.code == 2
+    assert "thesis.tex" in result.err and "Move it away" in result.err
+    assert "--overwrite replaces a file, or a folder that a conversion wrote" in result.err
+
+
+def test_overwrite_replaces_any_file(tmp_path: Path, run: Run) -> None:
+    (tmp_path / "out.ckpt").write_text("no checkpoint")
+    assert run("convert", "pt2ms", source(tmp_path), tmp_path / "out.ckpt").code == 2
+    assert run("convert", "pt2ms", tmp_path / "hf", tmp_path / "out.ckpt", "--overwrite").code == 0
+    assert load_ckpt(tmp_path / "out.ckpt")
+
+
+def test_overwrite_takes_no_folder_but_a_former_output(tmp_path: Path, run: Run) -> None:
     target = source(tmp_path)
     out = tmp_path / "out"
     assert run("convert", "pt2ms", target, out).code == 0
