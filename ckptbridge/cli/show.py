@@ -11,7 +11,7 @@ from ckptbridge.cli.fold import fold
 from ckptbridge.errors import printable
 
 if TYPE_CHECKING:  # what only annotates is not loaded: inspect prints by this module, too
-    from ckptbridge.conversion.plan import Plan, Record
+    from ckptbridge.conversion.plan import Allowed, Change, Plan, Record
     from ckptbridge.conversion.run import Summary
     from ckptbridge.conversion.tally import Progress
     from ckptbridge.formats.tensors import Inventory
@@ -19,12 +19,32 @@ if TYPE_CHECKING:  # what only annotates is not loaded: inspect prints by this m
     from ckptbridge.verification.handoff import Handoff
 
 _SOURCES_SHOWN = 4
+_NAMES_SHOWN = 8
 
 
 def understood_lines(plan: Plan) -> list[str]:
-    """What source, table, layout and sizes were understood, before the long work."""
+    """What source, table, layout and sizes were understood, what is cast or absent, before the long work."""
     lines = [_side_line("source", plan.inventory), *_table_lines(plan.expansion)]
-    return [*lines, *(f"note    {printable(note)}" for note in plan.notes)]
+    lines += [_change_line(change) for change in plan.changes]
+    notes = [*plan.notes, *(_allowed_note(allowed) for allowed in plan.allowed)]
+    return [*lines, *(f"note    {printable(note)}" for note in notes)]
+
+
+def _change_line(change: Change) -> str:
+    how = "dequantised, " if change.step == "dequantise" else ""
+    loss = "lossy" if change.lossy else "lossless"
+    return f"cast    {change.source} -> {change.target} ({_tensors(change.tensors)}, {how}{loss})"
+
+
+def _allowed_note(allowed: Allowed) -> str:
+    names = [row.names[0] for row in fold(((name,), ()) for name in allowed.names)]
+    more = f" and {len(names) - _NAMES_SHOWN} more" if len(names) > _NAMES_SHOWN else ""
+    listed = ", ".join(names[:_NAMES_SHOWN]) + more
+    return f"{_tensors(len(allowed.names))} {allowed.kind}, allowed by {allowed.by}: {listed}"
+
+
+def _tensors(count: int) -> str:
+    return f"{count} tensor" + ("s" if count != 1 else "")
 
 
 def compared_lines(handoff: Handoff) -> list[str]:

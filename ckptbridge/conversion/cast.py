@@ -5,7 +5,7 @@ The only place besides :mod:`ckptbridge.conversion.dequant` that looks at values
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ckptbridge.errors import DTypeError
-from ckptbridge.formats.dtypes import BY_NAME, DType
+from ckptbridge.formats.dtypes import BY_NAME, DType, dtype_named
 
 Words = npt.NDArray[Any]
 Empty = Callable[[int, "np.dtype[Any]"], Words]  # an array of so many words
@@ -37,8 +37,26 @@ class CastCount:
         return bool(self.overflow or self.underflow)
 
 
-def check_cast(source: DType, target: DType) -> None:
-    """Raise DTypeError unless words of ``source`` can be cast to ``target``."""
+def cast_target(name: str, sources: Iterable[DType]) -> DType:
+    """The dtype that ``--dtype`` names, for floating tensors of ``sources``.
+
+    Raises DTypeError, with the casts that there are, for a name that is no dtype or to which nothing is cast.
+    """
+    try:
+        target = dtype_named(name)
+        if target.name in FLOAT_TARGETS:
+            return target
+        floating = sorted({source.name for source in sources if source.floating}) or ["a floating dtype"]
+        what = f"There is no cast from {' or '.join(floating)} to {target}."
+    except DTypeError as error:
+        what = error.what
+    raise DTypeError(
+        what, remedy=f"Give --dtype one of: {', '.join(FLOAT_TARGETS)}; or leave it out.", option=f"--dtype {name}"
+    )
+
+
+def check_cast(source: DType, target: DType, **where: object) -> None:
+    """Raise DTypeError, with ``where``, unless words of ``source`` can be cast to ``target``."""
     if source == target:
         return
     if source.floating and target.name in FLOAT_TARGETS:
@@ -48,6 +66,7 @@ def check_cast(source: DType, target: DType) -> None:
     raise DTypeError(
         f"There is no cast from {source} to {target}.",
         remedy=f"Cast floating tensors to one of {', '.join(FLOAT_TARGETS)}.",
+        **where,
     )
 
 

@@ -6,14 +6,15 @@ What does not fit is collected, so that one error names all of it.
 from __future__ import annotations
 
 import glob
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
+from typing import Literal
 
-from ckptbridge.conversion.cast import check_cast
-from ckptbridge.conversion.plan import Comparison, Dropped, Record, Scale
+from ckptbridge.conversion.cast import cast_target, check_cast
+from ckptbridge.conversion.plan import Allowed, Comparison, Direction, Dropped, Record, Scale
 from ckptbridge.conversion.reading import identity
-from ckptbridge.conversion.request import Request, Understood
+from ckptbridge.conversion.request import Request, Understood, other_direction
 from ckptbridge.errors import ConfigError, CoverageError, DTypeError, ShapeError
 from ckptbridge.formats.dtypes import BY_NAME, DType, dtype_named
 from ckptbridge.formats.tensors import TensorSource, TensorSpec
@@ -37,13 +38,15 @@ class Matcher:
         self.tensors = known.inventory.tensors
         self.cast: DType | None = None
         if request.dtype is not None:
-            self.cast = dtype_named(request.dtype)
-            check_cast(BY_NAME["float32"], self.cast)
+            self.cast = cast_target(request.dtype, (tensor.spec.dtype for tensor in self.tensors.values()))
         self.records: list[Record] = []
         self.dropped: list[Dropped] = []
         self.comparisons: list[Comparison] = []
         self.absent: list[str] = []
         self.missing: list[tuple[str, Entry]] = []
+        self._gone: list[str] = []  # all that the table names and the source lacks, allowed or not
+        self._left: list[str] = []  # all that the source has and the table does not name
+        self._allowed: dict[tuple[Literal["absent", "left out"], str], list[str]] = {}
         self.consumed: set[str] = set()
         self.dequantised = False
         # Bound axes are shared by all layers: what follows from them is worked out once. The key is
@@ -78,6 +81,8 @@ class Matcher:
             self._map(entry, names)
         elif there or not entry.optional:
             self._incomplete(entry, names, there)
+        else:
+            self._gone += names
 
     def _tied(self, entry: Entry, there: Sequence[str]) -> None:
         reference = entry.tied_pt if self.from_pt else entry.tied_ms
@@ -116,19 +121,33 @@ class Matcher:
 
     def _incomplete(self, entry: Entry, names: Sequence[str], there: Sequence[str]) -> None:
         gone = [name for name in names if name not in self.tensors]
-        allowed = [name for name in gone if _matches(name, self.request.allow_missing)]
+        self._gone += gone
+        allowed = {name: by for name in gone if (by := self._may_lack(name, entry))}
         if len(allowed) == len(gone) and not there:
             self.absent += gone
+            for name, by in allowed.items():
+                self._allowed.setdefault(("absent", by), []).append(name)
             return
         if allowed and there:
+            first = next(iter(allowed))
             raise CoverageError(
-                f"'{allowed[0]}' may be missing, but it is made into one tensor with '{there[0]}', which is there.",
+                f"'{first}' may be missing, but it is made into one tensor with '{there[0]}', which is there.",
                 remedy="Give the whole group, or leave the whole group out.",
-                tensor=allowed[0],
+                tensor=first,
                 rule=entry.rule,
             )
         self.missing += [(name, entry) for name in gone if name not in allowed]
         self.consumed.update(there)  # they are known; only their partners are not there
+
+    def _may_lack(self, name: str, entry: Entry) -> str:
+        """What allows the source to lack a tensor, or an empty string."""
+        pattern = _matches(name, self.request.allow_missing)
+        if pattern:
+            return f"--allow-missing '{pattern}'"
+        # What the source of the conversion before this one lacked, it could not write.
+        before = self.known.carried.absent if self.known.carried is not None else frozenset()
+        counterparts = entry.ms if self.from_pt else entry.pt
+        return "the provenance" if counterparts and before.issuperset(counterparts) else ""
 
     def _map(self, entry: Entry, names: Sequence[str]) -> None:
         for name in names:
@@ -191,7 +210,7 @@ class Matcher:
             )
         for source, scale in zip(sources, scales or [None] * len(sources), strict=True):
             if scale is None:
-                check_cast(source.spec.dtype, target)
+                check_cast(source.spec.dtype, target, tensor=name, rule=entry.rule)
         return target
 
     # --- block-quantised sources ---
@@ -273,13 +292,36 @@ class Matcher:
         self.dropped += [Dropped(name, "training state, not a weight") for name in self.known.inventory.scalars]
 
     def _unexpected(self) -> list[str]:
-        left = [name for name in self.tensors if name not in self.consumed]
-        self.dropped += [
-            Dropped(name, f"allowed by --allow-unexpected '{pattern}'")
-            for name in left
-            if (pattern := _matches(name, self.request.allow_unexpected))
+        """The tensors that the table does not name and no pattern lets be left out."""
+        refused = []
+        self._left = [name for name in self.tensors if name not in self.consumed]
+        for name in self._left:
+            pattern = _matches(name, self.request.allow_unexpected)
+            if not pattern:
+                refused.append(name)
+                continue
+            by = f"--allow-unexpected '{pattern}'"
+            self.dropped.append(Dropped(name, f"allowed by {by}"))
+            self._allowed.setdefault(("left out", by), []).append(name)
+        return refused
+
+    @property
+    def allowed(self) -> tuple[Allowed, ...]:
+        """What is absent or left out because something allows it, by what does."""
+        return tuple(Allowed(kind, by, tuple(names)) for (kind, by), names in self._allowed.items())
+
+    def unmatched(self) -> list[str]:
+        """A note for each pattern that allowed nothing: it may be misspelt."""
+        given = (
+            ("--allow-missing", self.request.allow_missing, self._gone, "missing"),
+            ("--allow-unexpected", self.request.allow_unexpected, self._left, "unexpected"),
+        )
+        return [
+            f"{option} '{pattern}' matched no {what} tensor."
+            for option, patterns, names, what in given
+            for pattern in patterns
+            if not any(fnmatchcase(name, pattern) for name in names)
         ]
-        return [name for name in left if not _matches(name, self.request.allow_unexpected)]
 
 
 def _localised(blocks: Sequence[Block]) -> _Parts:
@@ -317,12 +359,12 @@ def _coverage_error(matcher: Matcher, unexpected: Sequence[str]) -> CoverageErro
         remedies.append(
             f"--allow-unexpected '{_glob(unexpected)}' to leave them out, or rules in a table of your own (--mapping)"
         )
-    near = _hint(matcher.known, [n for n, _ in matcher.missing], unexpected)
-    if near:
-        lines.append(near)
+    back = _reversed(matcher, unexpected)
+    if back:
+        lines.append("The source's names are those of the table's other side.")
     return CoverageError(
         " ".join(lines),
-        remedy="; ".join(remedies) + ".",
+        remedy=f"Use 'ckptbridge convert {back}'." if back else "; ".join(remedies) + ".",
         file=matcher.known.inventory.path,
         table=matcher.known.expansion.table.name,
         tensor=(matcher.missing[0][0] if matcher.missing else unexpected[0]),
@@ -364,10 +406,12 @@ def _listed(names: Sequence[str]) -> str:
     return shown + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")
 
 
-def _hint(known: Understood, missing: Collection[str], unexpected: Sequence[str]) -> str:
-    """Says so when the source looks like the other side of the table."""
-    other = known.expansion.by_ms if known.direction == "pt2ms" else known.expansion.by_pt
-    if unexpected and missing and sum(name in other for name in unexpected) > len(unexpected) // 2:
-        back = "ms2pt" if known.direction == "pt2ms" else "pt2ms"
-        return f"The names are those of the table's other side: the direction may be {back}."
-    return ""
+def _reversed(matcher: Matcher, unexpected: Sequence[str]) -> Direction | None:
+    """The other direction, when more of the names fit it than fit this one."""
+    if not unexpected:
+        return None
+    expansion = matcher.known.expansion
+    fitting = len(matcher.tensors) - len(unexpected)
+    return other_direction(
+        matcher.known.direction, expansion.table, expansion.config, expansion.layout, matcher.tensors, fitting
+    )

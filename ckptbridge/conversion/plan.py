@@ -73,6 +73,26 @@ class Dropped:
 
 
 @dataclass(frozen=True, slots=True)
+class Allowed:
+    """Source tensors that are absent or left out because something allows it: an option's pattern, the provenance."""
+
+    kind: Literal["absent", "left out"]
+    by: str
+    names: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """How many source tensors change their words from one dtype to another, by a cast or by dequantisation."""
+
+    step: Literal["cast", "dequantise"]
+    source: str
+    target: str
+    tensors: int
+    lossy: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Comparison:
     """A source tensor that must equal another one before it may be left out."""
 
@@ -107,6 +127,8 @@ class Plan:
     dropped: tuple[Dropped, ...]
     comparisons: tuple[Comparison, ...]
     absent: tuple[str, ...]
+    allowed: tuple[Allowed, ...]
+    changes: tuple[Change, ...]
     config: Mapping[str, Any] | None
     provenance: Mapping[str, Any]  # all that is known before the bytes move
     notes: tuple[str, ...]

@@ -12,7 +12,7 @@ from ckptbridge.conversion.destination import destination_of, output_files, refu
 from ckptbridge.conversion.matching import Matcher
 from ckptbridge.conversion.plan import FileStat, Plan
 from ckptbridge.conversion.request import Request, Understood, understand
-from ckptbridge.conversion.trail import trail_before
+from ckptbridge.conversion.trail import changes, trail_before
 from ckptbridge.errors import SourceChangedError
 
 
@@ -77,9 +77,11 @@ def plan_from(known: Understood, request: Request) -> Plan:
         dropped=tuple(matcher.dropped),
         comparisons=tuple(matcher.comparisons),
         absent=tuple(matcher.absent),
+        allowed=matcher.allowed,
+        changes=changes(records),
         config=config,
         provenance=trail,
-        notes=known.notes,
+        notes=(*known.notes, *matcher.unmatched()),
     )
 
 

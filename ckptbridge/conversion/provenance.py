@@ -28,7 +28,7 @@ class Carried:
     """The provenance that a source carries.
 
     ``custom_table`` holds for a table that is not shipped; ``tied`` are the names that the PyTorch
-    source had as equal copies, each with the name it equals.
+    source had as equal copies, each with the name it equals; ``absent`` are the tensors that its source lacked.
     """
 
     record: Mapping[str, Any]
@@ -39,6 +39,7 @@ class Carried:
     roots: Mapping[str, str]
     config: Mapping[str, Any] | None
     tied: Mapping[str, str]
+    absent: frozenset[str]
 
     @property
     def history(self) -> list[Any]:
@@ -74,7 +75,7 @@ def parse(text: str) -> Carried | None:
     table = record.get("table")
     if not isinstance(table, dict) or not isinstance(table.get("name"), str):
         return None
-    config = record.get("config")
+    config, absent = record.get("config"), record.get("absent")
     return Carried(
         record=record,
         table=table["name"],
@@ -84,6 +85,7 @@ def parse(text: str) -> Carried | None:
         roots=_strings(record.get("roots")),
         config=config if isinstance(config, dict) else None,
         tied=_strings(record.get("tied")),
+        absent=frozenset(name for name in (absent if isinstance(absent, list) else ()) if isinstance(name, str)),
     )
 
 

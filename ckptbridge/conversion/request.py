@@ -6,7 +6,7 @@ provenance; what cannot be known is an error that names the option to give.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -14,7 +14,7 @@ from typing import Any, Literal
 from ckptbridge.conversion import provenance
 from ckptbridge.conversion.config import read_config
 from ckptbridge.conversion.plan import Direction
-from ckptbridge.errors import UsageError
+from ckptbridge.errors import CkptBridgeError, CoverageError, UsageError
 from ckptbridge.formats.detect import open_inventory
 from ckptbridge.formats.tensors import Inventory
 from ckptbridge.tables import catalog, generic
@@ -85,24 +85,100 @@ def understand(request: Request) -> Understood:
     notes = list(inventory.notes)
     layout = dict(request.layout)
     roots: Mapping[str, str] = {}
-    if carried is not None and side == "ms" and carried.table == table.name:
-        layout = {**carried.layout, **layout}
-        roots = carried.roots
-        if carried.table_digest != table.digest:
-            notes.append(
-                f"The table {table.name} has changed since this checkpoint was written "
-                f"({carried.table_digest[:19]}... then, {table.digest[:19]}... now)."
-            )
+    if carried is not None and side == "ms":
+        notes += _disagreements(request, carried, table)
+        if carried.table == table.name:
+            layout = {**carried.layout, **layout}
+            roots = carried.roots
+    if request.mapping is None and (misfit := catalog.misfit(table, config or {})):
+        notes.append(misfit)
     if table is generic.TABLE:
         shapes = {name: tensor.spec.shape for name, tensor in inventory.tensors.items()}
         expansion = generic.expand_generic(side, shapes, layout)
     else:
-        expansion = expand(table, config or {}, layout, choose_roots(table, side, inventory.tensors.keys(), roots))
+        try:
+            chosen = choose_roots(table, side, inventory.tensors.keys(), roots)
+        except CoverageError as error:
+            back = other_direction(request.direction, table, config or {}, layout, inventory.tensors)
+            if not back:
+                raise
+            raise CoverageError(
+                f"{error.what} The source's names are those of the table's other side.",
+                remedy=f"Use 'ckptbridge convert {back}'.",
+                **{"file": request.source, **error.where},
+            ) from None
+        expansion = expand(table, config or {}, layout, chosen)
     prove(expansion)
     return Understood(request.direction, inventory, config, expansion, carried, tuple(notes))
 
 
 def _check_direction(request: Request, inventory: Inventory, carried: provenance.Carried | None) -> None:
+def _disagreements(request: Request, carried: provenance.Carried, table: Table) -> list[str]:
+    """Notes on where the options, or the table as it is now, are not what the provenance says.
+
+    Raises UsageError for options that contradict it: rows in a wrong order have the right shape. Only who says all
+    that the provenance would, table and config, is taken to know better.
+    """
+    given = {"--mapping": request.mapping, "--target": request.target}
+    option = next((name for name, value in given.items() if value is not None), None)
+    aside = option is not None and (request.config is not None or carried.config is None)
+    notes = []
+    if carried.table != table.name:
+        said = f"The provenance says the table {carried.table}"
+        if option == "--target" and not aside:
+            raise UsageError(
+                f"{said}, and --target says {request.target}.",
+                remedy="Leave --target out. If the provenance is wrong, give --config FILE as well: the options then "
+                "go before it.",
+                option=f"--target {request.target}",
+                file=request.source,
+            )
+        return [f"{said}; {table.name} was taken, as the options say."]
+    for key, value in request.layout.items():
+        recorded = carried.layout.get(key, value)
+        if recorded == value:
+            continue
+        if not aside:
+            full = "--mapping FILE" if carried.custom_table else f"--target {table.target}"
+            full += " and --config FILE" if carried.config is not None else ""
+            raise UsageError(
+                f"The provenance says {key}={recorded}, and --layout says {key}={value}.",
+                remedy=f"Leave --layout {key}={value} out. If the provenance is wrong, give {full} as well: the "
+                "options then go before it.",
+                option=f"--layout {key}={value}",
+                file=request.source,
+            )
+        notes.append(f"The provenance says {key}={recorded}; {key}={value} was taken, as the options say.")
+    if carried.table_digest != table.digest:
+        notes.append(
+            f"The table {table.name} has changed since this checkpoint was written "
+            f"({carried.table_digest[:19]}... then, {table.digest[:19]}... now)."
+        )
+    return notes
+
+
+def other_direction(
+    direction: Direction,
+    table: Table,
+    config: Mapping[str, Any],
+    layout: Mapping[str, str],
+    names: Collection[str],
+    fitting: int = 0,
+) -> Direction | None:
+    """The opposite of ``direction``, if most ``names`` fit it, and more than the ``fitting`` ones that fit here."""
+    if table is generic.TABLE:
+        return None
+    back: Direction = "ms2pt" if direction == "pt2ms" else "pt2ms"
+    side = "ms" if back == "ms2pt" else "pt"
+    try:
+        expansion = expand(table, config, layout, choose_roots(table, side, names))
+    except CkptBridgeError:
+        return None
+    known = expansion.by_ms if side == "ms" else expansion.by_pt
+    there = sum(name in known for name in names)
+    return back if there > max(fitting, len(names) // 2) else None
+
+
     if request.direction == "pt2ms" and inventory.format == "ckpt":
         raise UsageError(
             "The source is a MindSpore .ckpt, and pt2ms reads PyTorch checkpoints.",
@@ -116,6 +192,14 @@ def _check_direction(request: Request, inventory: Inventory, carried: provenance
             file=request.source,
         )
     written = carried.record.get("direction") if carried is not None else None
+    explicit = request.target is not None or request.mapping is not None
+    if request.direction == "ms2pt" and carried is None and not explicit and inventory.strings.get("format") == "pt":
+        raise UsageError(
+            "The source is PyTorch's, as its safetensors say (format 'pt'), and ms2pt reads MindSpore checkpoints.",
+            remedy="Use 'ckptbridge convert pt2ms'. If it is a MindSpore checkpoint all the same, say which "
+            "convention it follows with --target, and give --config.",
+            file=request.source,
+        )
     if written == request.direction:
         back, side = ("ms2pt", "MindSpore") if written == "pt2ms" else ("pt2ms", "PyTorch")
         raise UsageError(
@@ -145,7 +229,8 @@ def find_table(request: Request, config: Mapping[str, Any] | None, carried: prov
         if carried is None:
             raise UsageError(
                 "The checkpoint carries no provenance, so its target layout is not known.",
-                remedy="Say which convention it follows with --target (and --layout), and give --config.",
+                remedy="Say which convention it follows with --target (and --layout), and give --config; "
+                "if it is a PyTorch checkpoint, use 'ckptbridge convert pt2ms'.",
                 file=request.source,
             )
         family, _, target = carried.table.partition("/")

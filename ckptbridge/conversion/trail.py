@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import ckptbridge
 from ckptbridge.conversion import provenance
 from ckptbridge.conversion.cast import lossless
 from ckptbridge.conversion.digests import placeholder
-from ckptbridge.conversion.plan import Comparison, Dropped, Record
+from ckptbridge.conversion.plan import Change, Comparison, Dropped, Record
 from ckptbridge.conversion.request import Request, Understood
-from ckptbridge.formats.dtypes import dtype_named
+from ckptbridge.formats.dtypes import DType, dtype_named
+
+_Step = Literal["cast", "dequantise"]
 
 
 def trail_before(
@@ -51,7 +53,11 @@ def trail_before(
         "dropped": {d.name: d.reason for d in dropped},
         "absent": list(absent),
         "tied": _tied(known, comparisons),
-        "lossy": _lossy(records),
+        "lossy": [
+            {"step": c.step, "from": c.source, "to": c.target, "tensors": c.tensors}
+            for c in changes(records)
+            if c.lossy
+        ],
         "lost": {"overflow": 0, "underflow": 0},
         "dtype": dtype_named(request.dtype).name if request.dtype is not None else None,
         "keep_quantized": request.keep_quantized,
@@ -82,16 +88,20 @@ def _tied(known: Understood, comparisons: Sequence[Comparison]) -> dict[str, str
     return dict(known.carried.tied) if known.carried is not None else {}
 
 
-def _lossy(records: Sequence[Record]) -> list[dict[str, Any]]:
-    """Steps after which the source's words cannot be had back."""
-    steps: dict[tuple[str, str, str], int] = {}
+def changes(records: Sequence[Record]) -> tuple[Change, ...]:
+    """The changes of dtype; lossy ones are those after which the source's words cannot be had back."""
+    found: dict[tuple[_Step, DType, DType], set[str]] = {}
     for record in records:
         for k, source in enumerate(record.sources):
             scaled = bool(record.scales) and record.scales[k] is not None
-            if scaled or not lossless(source.spec.dtype, record.spec.dtype):
-                step = ("dequantise" if scaled else "cast", source.spec.dtype.name, record.spec.dtype.name)
-                steps[step] = steps.get(step, 0) + 1
-    return [{"step": step, "from": a, "to": b, "tensors": n} for (step, a, b), n in sorted(steps.items())]
+            if scaled or source.spec.dtype != record.spec.dtype:
+                step: _Step = "dequantise" if scaled else "cast"
+                found.setdefault((step, source.spec.dtype, record.spec.dtype), set()).add(source.spec.name)
+    made = (
+        Change(step, a.name, b.name, len(names), step == "dequantise" or not lossless(a, b))
+        for (step, a, b), names in found.items()
+    )
+    return tuple(sorted(made, key=lambda change: (change.step, change.source, change.target)))
 
 
 def _history(known: Understood) -> list[Any]:

@@ -115,6 +115,31 @@ def test_lost_values_are_shown(ckptbridge: Run, model: Path, tmp_path: Path) -> 
     assert ran.out.endswith("; 2 value(s) became infinite and 1 zero\n")
 
 
+def test_casts_are_said(ckptbridge: Run, model: Path, tmp_path: Path) -> None:
+    said = ckptbridge("convert", "pt2ms", model, tmp_path / "o.ckpt", "--dtype", "bf16").err.splitlines()
+    assert said[3] == "cast    float32 -> bfloat16 (21 tensors, lossy)"
+    said = ckptbridge("convert", "ms2pt", tmp_path / "o.ckpt", tmp_path / "back", "--dtype", "fp32").err.splitlines()
+    assert said[3] == "cast    bfloat16 -> float32 (15 tensors, lossless)"
+    assert "cast " not in ckptbridge("convert", "pt2ms", model, tmp_path / "same.ckpt").err
+
+
+def test_what_is_absent_or_left_out_by_permission_is_said(ckptbridge: Run, model: Path, tmp_path: Path) -> None:
+    arrays = {n: np.ones(s, np.float32) for n, s in SHAPES.items() if n != "lm_head.weight"}
+    arrays |= {f"ema.{i}.decay": np.ones(1, np.float32) for i in range(3)}
+    save_file(arrays, model / "model.safetensors")
+    options = ("--allow-missing", "lm_head.*", "--allow-unexpected", "ema.*", "--allow-unexpected", "nothing*")
+    ran = ckptbridge("convert", "pt2ms", model, tmp_path / "o.ckpt", *options)
+    assert ran.code == 0
+    assert [line for line in ran.err.splitlines() if line.startswith("note")] == [
+        "note    --allow-unexpected 'nothing*' matched no unexpected tensor.",
+        "note    1 tensor absent, allowed by --allow-missing 'lm_head.*': lm_head.weight",
+        "note    3 tensors left out, allowed by --allow-unexpected 'ema.*': ema.{0..2}.decay",
+    ]
+    ran = ckptbridge("convert", "ms2pt", tmp_path / "o.ckpt", tmp_path / "back")
+    assert ran.code == 0
+    assert "note    1 tensor absent, allowed by the provenance: output_layer.weight\n" in ran.err
+
+
 # --- dry runs --------------------------------------------------------------------------------
 
 

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ckptbridge.conversion.cast import FLOAT_TARGETS, CastCount, cast_words, check_cast, lossless
+from ckptbridge.conversion.cast import FLOAT_TARGETS, CastCount, cast_target, cast_words, check_cast, lossless
 from ckptbridge.errors import DTypeError
 from ckptbridge.formats.dtypes import BY_NAME, dtype_named
 
@@ -107,6 +107,24 @@ def test_integers_are_cast_only_when_they_fit() -> None:
 def test_what_is_no_number_of_that_kind_is_never_cast(source: str, target: str) -> None:
     with pytest.raises(DTypeError, match="no cast"):
         check_cast(BY_NAME[source], BY_NAME[target])
+
+
+@pytest.mark.parametrize(
+    ("name", "sources", "what"),
+    [
+        ("int8", ["bfloat16", "int64"], "There is no cast from bfloat16 to int8."),
+        ("float8_e4m3fn", ["float32", "float16"], "There is no cast from float16 or float32 to float8_e4m3fn."),
+        ("bool", ["int64"], "There is no cast from a floating dtype to bool."),
+        ("floaty", ["float32"], "There is no dtype 'floaty'."),
+    ],
+)
+def test_what_nothing_is_cast_to_is_said_of_the_option(name: str, sources: list[str], what: str) -> None:
+    with pytest.raises(DTypeError) as caught:
+        cast_target(name, (BY_NAME[source] for source in sources))
+    assert caught.value.what == what
+    assert caught.value.where == {"option": f"--dtype {name}"}
+    offered = caught.value.remedy.partition(": ")[2].partition(";")[0].split(", ")
+    assert [cast_target(word, ()).name for word in offered] == list(FLOAT_TARGETS)
 
 
 def test_short_names_of_dtypes() -> None:

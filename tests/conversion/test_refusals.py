@@ -168,7 +168,11 @@ def unknown_dtype(folder: Path) -> tuple[list[object], list[str]]:
 
 @case
 def cast_to_an_integer(folder: Path) -> tuple[list[object], list[str]]:
-    return ["pt2ms", source(folder), "--dtype", "int8"], ["int8", "bfloat16"]
+    tensors = {n: torch.from_numpy(a).bfloat16() for n, a in arrays().items()}
+    target = source(folder, {})
+    save_file(tensors, target / "model.safetensors")
+    words = ["from bfloat16 to int8", "--dtype int8", "float64, float32, float16, bfloat16"]
+    return ["pt2ms", target, "--dtype", "int8"], words
 
 
 def deepseek(folder: Path, scales: bool, block: list[int] | None = None) -> Path:
@@ -320,13 +324,13 @@ def format_that_pytorch_does_not_read(folder: Path) -> tuple[list[object], list[
 
 
 @case
-def shards_of_one_file(folder: Path) -> tuple[list[object], list[str]]:
-    return ["pt2ms", source(folder), folder / "out.safetensors", "--max-shard-size", "1MB"], ["--max-shard-size"]
-
-@case
 def standard_output(folder: Path) -> tuple[list[object], list[str]]:
     return ["pt2ms", source(folder), "-"], ["standard output", "ends in .ckpt or .safetensors, or a directory"]
 
+
+@case
+def shards_of_one_file(folder: Path) -> tuple[list[object], list[str]]:
+    return ["pt2ms", source(folder), folder / "out.safetensors", "--max-shard-size", "1MB"], ["--max-shard-size"]
 
 
 @case
@@ -369,6 +373,55 @@ def safetensors_of_the_other_side(folder: Path) -> tuple[list[object], list[str]
     ckptbridge.convert(source(folder), folder / "ms.safetensors", direction="pt2ms")
     args = ["pt2ms", folder / "ms.safetensors", "--config", folder / "hf" / "config.json"]
     return args, ["ms2pt"]
+
+
+@case
+def pytorch_safetensors_given_to_ms2pt(folder: Path) -> tuple[list[object], list[str]]:
+    return ["ms2pt", source(folder), folder / "out"], [
+        "The source is PyTorch's",
+        "remedy: Use 'ckptbridge convert pt2ms'",
+    ]
+
+
+@case
+def pytorch_safetensors_given_to_ms2pt_with_a_target(folder: Path) -> tuple[list[object], list[str]]:
+    args = ["ms2pt", source(folder), folder / "out", "--target", "mindformers"]
+    return args, ["names are those of the table's other side", "remedy: Use 'ckptbridge convert pt2ms'.\n"]
+
+
+@case
+def pytorch_safetensors_given_to_ms2pt_with_a_target_that_shares_most_names(
+    folder: Path,
+) -> tuple[list[object], list[str]]:
+    args = ["ms2pt", source(folder), folder / "out", "--target", "flat"]
+    return args, ["names are those of the table's other side", "remedy: Use 'ckptbridge convert pt2ms'.\n"]
+
+
+@case
+def mindspore_safetensors_given_to_pt2ms(folder: Path) -> tuple[list[object], list[str]]:
+    tensors = load_ckpt(ms_file(folder))
+    (folder / "ms.ckpt").unlink()
+    args = ["pt2ms", source(folder, tensors)]
+    return args, ["names are those of the table's other side", "remedy: Use 'ckptbridge convert ms2pt'.\n"]
+
+
+@case
+def layout_against_the_provenance(folder: Path) -> tuple[list[object], list[str]]:
+    args = ["ms2pt", ms_file(folder), folder / "out", "--layout", "attention=contiguous"]
+    said = ["The provenance says attention=interleaved", "--layout says attention=contiguous"]
+    return args, [*said, "Leave --layout attention=contiguous out", "--target mindformers and --config FILE"]
+
+
+@case
+def layout_against_the_provenance_with_half_of_what_sets_it_aside(folder: Path) -> tuple[list[object], list[str]]:
+    args = ["ms2pt", ms_file(folder), folder / "out", "--layout", "mlp=contiguous", "--target", "mindformers"]
+    return args, ["The provenance says mlp=interleaved", "--config FILE"]
+
+
+@case
+def target_against_the_provenance(folder: Path) -> tuple[list[object], list[str]]:
+    args = ["ms2pt", ms_file(folder), folder / "out", "--target", "flat"]
+    return args, ["qwen3/mindformers", "--target says flat", "Leave --target out", "--config FILE"]
 
 
 @case

@@ -128,10 +128,46 @@ def test_what_is_allowed_to_be_missing_or_unexpected_is_listed(tmp_path: Path) -
     assert summary.provenance["absent"] == [HEAD]
     assert summary.provenance["dropped"].keys() == extra.keys()
     assert OUT not in load_ckpt(tmp_path / "ms.ckpt")
-    with pytest.raises(CkptBridgeError, match="missing"):
-        ckptbridge.convert(tmp_path / "ms.ckpt", tmp_path / "back", direction="ms2pt")
-    ckptbridge.convert(tmp_path / "ms.ckpt", tmp_path / "back", direction="ms2pt", allow_missing=[OUT])
+    assert [(a.kind, a.by, a.names) for a in summary.plan.allowed] == [
+        ("absent", "--allow-missing 'lm_head.*'", (HEAD,)),
+        ("left out", "--allow-unexpected 'ema.*'", tuple(extra)),
+    ]
+    # The way back knows it from the provenance, and so does the way there again.
+    for source_, there, direction, gone in (("ms.ckpt", "back", "ms2pt", OUT), ("back", "again.ckpt", "pt2ms", HEAD)):
+        summary = ckptbridge.convert(tmp_path / source_, tmp_path / there, direction=direction)
+        assert [(a.kind, a.by, a.names) for a in summary.plan.allowed] == [("absent", "the provenance", (gone,))]
+        assert summary.provenance["absent"] == [gone]
     assert_same_words(load_safetensors(tmp_path / "back"), tensors)
+    assert_same_words(load_ckpt(tmp_path / "again.ckpt"), load_ckpt(tmp_path / "ms.ckpt"))
+
+
+def test_what_the_provenance_does_not_list_is_missed(tmp_path: Path) -> None:
+    """A tensor that was there when the provenance was written, and is not now."""
+    import mindspore
+
+    tensors = random_arrays(decoder_shapes(CONFIG))
+    del tensors[HEAD]
+    source = save_hf(tmp_path / "hf", tensors, CONFIG)
+    ckptbridge.convert(source, tmp_path / "a.ckpt", direction="pt2ms", allow_missing=[HEAD])
+    loaded = mindspore.load_checkpoint(str(tmp_path / "a.ckpt"))
+    text = loaded.pop("append_info")
+    del loaded[IN]
+    saved = [{"name": name, "data": parameter} for name, parameter in loaded.items()]
+    mindspore.save_checkpoint(saved, str(tmp_path / "b.ckpt"), append_dict={"append_info": text})
+    with pytest.raises(CkptBridgeError, match=rf"1 tensor\(s\) of the MindSpore side are missing: '{IN}'"):
+        ckptbridge.convert(tmp_path / "b.ckpt", tmp_path / "back", direction="ms2pt")
+
+
+def test_a_pattern_that_allows_nothing_is_noted(tmp_path: Path) -> None:
+    source, _ = model(tmp_path, tied=False, head="different")
+    summary = ckptbridge.convert(
+        source, tmp_path / "ms.ckpt", direction="pt2ms", allow_missing=["lm_haed*"], allow_unexpected=["*"]
+    )
+    assert summary.plan.notes == (
+        "--allow-missing 'lm_haed*' matched no missing tensor.",
+        "--allow-unexpected '*' matched no unexpected tensor.",
+    )
+    assert summary.plan.allowed == ()
 
 
 def test_training_state_among_the_weights_is_left_out_and_said(tmp_path: Path) -> None:
