@@ -184,7 +184,7 @@ def _convert(direction: Direction, *, dry_run: bool, as_json: bool, quiet: bool,
     from ckptbridge.conversion.planner import make_plan
     from ckptbridge.conversion.replacing import check_destination
     from ckptbridge.conversion.request import Request
-    from ckptbridge.conversion.run import run
+    from ckptbridge.conversion.run import room_needed, run
 
     request = Request(
         direction=direction,
@@ -213,9 +213,9 @@ def _convert(direction: Direction, *, dry_run: bool, as_json: bool, quiet: bool,
     silent = quiet or as_json
     if dry_run:
         if as_json:
-            click.echo(json.dumps(plan.to_dict()))
+            click.echo(json.dumps({**plan.to_dict(), "room": room_needed(plan)}))
         elif not quiet:
-            click.echo(plan_table(plan))
+            click.echo(plan_table(plan, room_needed(plan)))
         return
     if not silent:
         for line in understood_lines(plan):

@@ -68,8 +68,11 @@ def _table_lines(expansion: Expansion) -> list[str]:
     return [*lines, f"sizes   {sizes}"] if sizes else lines
 
 
-def plan_table(plan: Plan) -> str:
-    """The plan, layers folded: target, dtype and shape, sources, rule and layout; then what is left out."""
+def plan_table(plan: Plan, room: int) -> str:
+    """The plan, layers folded: target, dtype and shape, sources, rule and layout; then what is left out.
+
+    ``room`` is the number of bytes that the whole output would take.
+    """
     lines = understood_lines(plan)
     for file in plan.files:
         lines.append("")
@@ -94,8 +97,8 @@ def plan_table(plan: Plan) -> str:
                 lines.append(f"  {printable(folded.names[0])}{reason}")
     lines.append("")
     lines.append(
-        f"{len(plan.records)} tensors, {human_bytes(plan.nbytes)}, would be written to {printable(plan.destination)}; "
-        "nothing was written."
+        f"{len(plan.records)} tensors, {human_bytes(plan.nbytes)} of weights, {human_bytes(room)} in all, would be "
+        f"written to {printable(plan.destination)}; nothing was written."
     )
     return "\n".join(lines)
 

@@ -153,6 +153,7 @@ class Plan:
             "table": self.expansion.table.name,
             "layout": dict(self.expansion.layout),
             "sizes": dict(self.expansion.sizes),
+            "bytes": self.nbytes,
             "files": [
                 {
                     "name": file.name,

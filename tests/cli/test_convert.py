@@ -168,6 +168,17 @@ def test_a_dry_run_as_json(ckptbridge: Run, model: Path, tmp_path: Path) -> None
     assert sum(len(tensor["from"]) for tensor in made.values()) == len(SHAPES)
 
 
+@pytest.mark.parametrize("name", ["out.ckpt", "out.safetensors", "out"])
+def test_a_dry_run_announces_the_whole_output(ckptbridge: Run, model: Path, tmp_path: Path, name: str) -> None:
+    out = tmp_path / name
+    told = json.loads(ckptbridge("convert", "pt2ms", model, out, "--dry-run", "--json").out)
+    last = ckptbridge("convert", "pt2ms", model, out, "--dry-run").out.splitlines()[-1]
+    assert ckptbridge("convert", "pt2ms", model, out).code == 0
+    written = sum(p.stat().st_size for p in (out.iterdir() if out.is_dir() else [out]))
+    assert (told["bytes"], told["room"]) == (NBYTES, written)
+    assert last.startswith(f"15 tensors, 2.9 kB of weights, {written / 1000:.1f} kB in all, would be written to ")
+
+
 def test_a_dry_run_says_that_the_destination_exists(ckptbridge: Run, model: Path, tmp_path: Path) -> None:
     assert ckptbridge("convert", "pt2ms", model, tmp_path / "out.ckpt").code == 0
     before = (tmp_path / "out.ckpt").read_bytes()
@@ -294,12 +305,6 @@ def test_every_option_is_explained_by_an_example(direction: str) -> None:
     assert "Example: ckptbridge convert" in (sub.help or "")
 
 
-def test_help_is_quick_to_reach(ckptbridge: Run) -> None:
-    for args in (("--help",), ("convert", "--help"), ("convert", "pt2ms", "-h"), ("--version",)):
-        ran = ckptbridge(*args)
-        assert (ran.code, ran.err) == (0, "")
-        assert "ckptbridge" in ran.out
-    assert ckptbridge("convrt").code == 2
 def test_the_help_says_what_each_direction_writes(ckptbridge: Run) -> None:
     there = " ".join(ckptbridge("convert", "pt2ms", "--help").out.split())
     back = " ".join(ckptbridge("convert", "ms2pt", "--help").out.split())
@@ -311,3 +316,9 @@ def test_the_help_says_what_each_direction_writes(ckptbridge: Run) -> None:
     assert "--overwrite Replace a file, or a folder that a conversion wrote." in there
 
 
+def test_help_is_quick_to_reach(ckptbridge: Run) -> None:
+    for args in (("--help",), ("convert", "--help"), ("convert", "pt2ms", "-h"), ("--version",)):
+        ran = ckptbridge(*args)
+        assert (ran.code, ran.err) == (0, "")
+        assert "ckptbridge" in ran.out
+    assert ckptbridge("convrt").code == 2
