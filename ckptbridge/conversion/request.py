@@ -112,7 +112,6 @@ def understand(request: Request) -> Understood:
     return Understood(request.direction, inventory, config, expansion, carried, tuple(notes))
 
 
-def _check_direction(request: Request, inventory: Inventory, carried: provenance.Carried | None) -> None:
 def _disagreements(request: Request, carried: provenance.Carried, table: Table) -> list[str]:
     """Notes on where the options, or the table as it is now, are not what the provenance says.
 
@@ -179,6 +178,7 @@ def other_direction(
     return back if there > max(fitting, len(names) // 2) else None
 
 
+def _check_direction(request: Request, inventory: Inventory, carried: provenance.Carried | None) -> None:
     if request.direction == "pt2ms" and inventory.format == "ckpt":
         raise UsageError(
             "The source is a MindSpore .ckpt, and pt2ms reads PyTorch checkpoints.",
@@ -191,7 +191,6 @@ def other_direction(
             remedy="Use 'ckptbridge convert pt2ms'.",
             file=request.source,
         )
-    written = carried.record.get("direction") if carried is not None else None
     explicit = request.target is not None or request.mapping is not None
     if request.direction == "ms2pt" and carried is None and not explicit and inventory.strings.get("format") == "pt":
         raise UsageError(
@@ -200,6 +199,7 @@ def other_direction(
             "convention it follows with --target, and give --config.",
             file=request.source,
         )
+    written = carried.record.get("direction") if carried is not None else None
     if written == request.direction:
         back, side = ("ms2pt", "MindSpore") if written == "pt2ms" else ("pt2ms", "PyTorch")
         raise UsageError(
