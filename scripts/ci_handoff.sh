@@ -19,6 +19,17 @@ while [ $# -gt 0 ] && [ "$1" != -- ]; do
 done
 if [ $# -gt 0 ]; then shift; fi
 
-ckptbridge convert "${DIRECTION:-pt2ms}" "$source" "$destination" "${convert[@]}"
+# A conversion that fails is in the test report, too, so that a job that publishes it shows no earlier one.
+rm -f "$destination.junit.xml" "$destination.html" "$destination.json"
+ckptbridge convert "${DIRECTION:-pt2ms}" "$source" "$destination" "${convert[@]}" || {
+    code=$?
+    cat >"$destination.junit.xml" <<XML
+<?xml version="1.0" encoding="UTF-8"?>
+<testsuites tests="1" errors="1"><testsuite name="ckptbridge.convert" tests="1" errors="1">
+<testcase classname="ckptbridge.convert" name="the conversion is done"><error message="ckptbridge convert ended with exit code $code; its message is in the log"/></testcase>
+</testsuite></testsuites>
+XML
+    exit $code
+}
 exec ckptbridge verify "$source" "$destination" \
     --junit "$destination.junit.xml" --html "$destination.html" --report "$destination.json" "$@"

@@ -155,6 +155,8 @@ def test_a_handoff_that_fails_fails_the_ci_script_and_leaves_its_reports(folder:
     assert "<html" in (folder / "qwen3.ckpt.html").read_text(encoding="utf-8")
     assert '"verdict": "fails"' in (folder / "qwen3.ckpt.json").read_text(encoding="utf-8")
     assert shell(script, folder).returncode == 2  # the output exists
+    assert "ended with exit code 2" in (folder / "qwen3.ckpt.junit.xml").read_text(encoding="utf-8")
+    assert not (folder / "qwen3.ckpt.json").exists()
     assert shell("bash scripts/ci_handoff.sh Qwen3-8B", folder).returncode == 2
 
 

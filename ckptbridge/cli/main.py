@@ -16,7 +16,15 @@ from typing import NoReturn
 import click
 
 from ckptbridge import __version__
-from ckptbridge.errors import BackendError, CkptBridgeError, InternalError, InterruptedByUser, UsageError, printable
+from ckptbridge.errors import (
+    BackendError,
+    CkptBridgeError,
+    InternalError,
+    InterruptedByUser,
+    OutputError,
+    UsageError,
+    printable,
+)
 
 # Subcommands are imported when they are called, so that --help stays quick.
 _COMMANDS = {
@@ -57,6 +65,10 @@ class _LazyGroup(click.Group):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         name = args[0]
+        if args[:2] == ["verify", "activations"] and not os.path.exists("activations"):  # noqa: PTH110 - no import for it
+            from ckptbridge.cli.verify import activations
+
+            return "verify activations", activations, args[2:]
         if name not in _COMMANDS and not name.startswith("-") and not ctx.resilient_parsing:
             from ckptbridge.tables.messages import nearest
 
@@ -135,6 +147,9 @@ def _foreign(e: Exception) -> CkptBridgeError:
         return BackendError(
             f"A package cannot be imported: {e}.", remedy="'ckptbridge doctor' says what is broken, and what mends it."
         )
+    if isinstance(e, OSError):
+        where = e.filename if e.filename is not None else "standard output"
+        return OutputError(f"The system says: {e.strerror or e}.", remedy="See to it, and run again.", file=where)
     return InternalError(e)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -9,11 +10,15 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ckptbridge.cli.options import KeyValue
+from ckptbridge.errors import CkptBridgeError, InternalError, OutputError, UsageError
 
 if TYPE_CHECKING:
     from ckptbridge.verification.handoff import Handoff
+    from ckptbridge.verification.report import VerifyReport
+    from ckptbridge.verification.session import Golden
 
 _OUT = click.Path(dir_okay=False, path_type=Path)
+_MS_DEVICES = click.Choice(["CPU", "GPU", "Ascend"])
 _DTYPES = ["float64", "float32", "float16", "bfloat16"]
 
 
@@ -48,7 +53,7 @@ _DTYPES = ["float64", "float32", "float16", "bfloat16"]
 @click.option("--device", default="cpu", show_default=True, help="PyTorch's. Example: --device cuda")
 @click.option(
     "--ms-device",
-    type=click.Choice(["CPU", "GPU", "Ascend"]),
+    type=_MS_DEVICES,
     default="CPU",
     show_default=True,
     help="MindSpore's. Example: --ms-device Ascend",
@@ -102,17 +107,114 @@ def command(**options: Any) -> int:
 
     Example: ckptbridge verify Qwen3-8B qwen3.ckpt --atol 1e-5
     """
-    if options["paths"] == (Path("activations"),) and not Path("activations").exists():
-        return _activations(options)
-    return _verify(options)
+    _check_together(options)
+    reports = _Reports(options)
+    reports.claim()
+    try:
+        result = _verify(options)
+    except CkptBridgeError as e:
+        reports.write_error(options["paths"], e)
+        raise
+    except Exception as e:
+        reports.write_error(options["paths"], InternalError(e))
+        raise
+    silent = options["quiet"] or options["as_json"]
+    from ckptbridge.verification.session import Golden
+
+    if isinstance(result, Golden):
+        reports.discard()  # nothing was judged
+        if not silent:
+            click.echo(
+                f"wrote {result.path}: run 'ckptbridge verify MS --golden {result.path.name}' where MindSpore is"
+            )
+        return 0
+    reports.write(result)
+    if options["as_json"]:
+        from ckptbridge.verification.report_json import to_json
+
+        click.echo(to_json(result), nl=False)
+    elif not silent:
+        from ckptbridge.verification.report_text import render_text
+
+        click.echo(render_text(result))
+    return result.exit_code
 
 
-def _verify(options: dict[str, Any]) -> int:
+def _check_together(options: dict[str, Any]) -> None:
+    """Refuse what would be given in vain."""
+    given = _given()
+    if options["level"] == "weights":
+        vain = [name for name in ("prove", "golden", "tokens", "pt_model", "ms_net") if name in given]
+        if vain:
+            option = f"--{vain[0].replace('_', '-')}"
+            raise UsageError(
+                f"{option} is of the logits, and --level weights does not compute them.",
+                remedy=f"Leave {option} out, or give --level all.",
+                option=option,
+            )
+    if options["tokens"] is not None and given & {"batch", "length", "seed"}:
+        raise UsageError(
+            "--tokens says which tokens there are; --batch, --length and --seed choose random ones.",
+            remedy="Give the one or the others.",
+            option="--tokens",
+        )
+
+
+def _given() -> set[str]:
+    """The options that stand on the command line."""
+    context = click.get_current_context()
+    source = click.core.ParameterSource.COMMANDLINE
+    return {name for name in context.params if context.get_parameter_source(name) is source}
+
+
+class _Reports:
+    """The files of --report, --junit and --html: claimed before the work, so that none tells of an earlier run."""
+
+    def __init__(self, options: dict[str, Any]) -> None:
+        self._paths: dict[str, Path] = {k: options[k] for k in ("report", "junit", "html") if options[k] is not None}
+
+    def claim(self) -> None:
+        """Empty the files; raises OutputError where that cannot be done."""
+        for path in self._paths.values():
+            self._put(path, "")
+
+    def write(self, result: VerifyReport) -> None:
+        """Write what was found."""
+        from ckptbridge.verification.report_html import to_html
+        from ckptbridge.verification.report_json import to_json
+        from ckptbridge.verification.report_junit import to_junit
+
+        renderers = {"report": to_json, "junit": to_junit, "html": to_html}
+        for option, path in self._paths.items():
+            self._put(path, renderers[option](result))
+
+    def write_error(self, paths: tuple[Path, ...], error: CkptBridgeError) -> None:
+        """Write that nothing could be judged."""
+        if self._paths:
+            from ckptbridge.verification.session import unjudged
+
+            self.write(unjudged(paths, error))
+
+    def discard(self) -> None:
+        """Remove the files."""
+        for path in self._paths.values():
+            path.unlink(missing_ok=True)
+
+    @staticmethod
+    def _put(path: Path, text: str) -> None:
+        try:
+            path.write_text(text, encoding="utf-8")
+        except OSError as e:
+            raise OutputError(
+                f"The report cannot be written: {e.strerror}.", remedy="Name another place.", file=path
+            ) from None
+
+
+def _verify(options: dict[str, Any]) -> VerifyReport | Golden:
     from ckptbridge.cli.show import ComparisonBar, compared_lines
-    from ckptbridge.errors import FormatError
     from ckptbridge.verification.forward import ForwardOptions
     from ckptbridge.verification.handoff import Overrides
-    from ckptbridge.verification.session import Golden, run_verify
+    from ckptbridge.verification.session import run_verify
 
     names = ("atol", "rtol", "dtype", "tokens", "batch", "length", "seed", "device", "ms_device", "pt_model", "ms_net")
     forward = ForwardOptions(
@@ -132,41 +234,29 @@ def _verify(options: dict[str, Any]) -> int:
             if options["level"] != "forward":
                 bar.start(handoff)
 
-        result = run_verify(options["paths"], options["level"], overrides, forward, understood, bar.update)
-    if isinstance(result, Golden):
-        if not silent:
-            click.echo(
-                f"wrote {result.path}: run 'ckptbridge verify MS --golden {result.path.name}' where MindSpore is"
-            )
-        return 0
-    from ckptbridge.verification.report_html import to_html
-    from ckptbridge.verification.report_json import to_json
-    from ckptbridge.verification.report_junit import to_junit
-    from ckptbridge.verification.report_text import render_text
-
-    for option, render in (("report", to_json), ("junit", to_junit), ("html", to_html)):
-        path = options[option]
-        if path is not None:
-            try:
-                path.write_text(render(result), encoding="utf-8")
-            except OSError as e:
-                raise FormatError(
-                    f"The report cannot be written: {e.strerror}.", remedy="Name another place.", file=path
-                ) from None
-    if options["as_json"]:
-        click.echo(to_json(result))
-    elif not options["quiet"]:
-        click.echo(render_text(result))
-    return result.exit_code
+        return run_verify(options["paths"], options["level"], overrides, forward, understood, bar.update)
 
 
-def _activations(options: dict[str, Any]) -> int:
-    from ckptbridge.verification import activations
+@click.command("activations")
+@click.option("--atol", type=float, default=1e-4, show_default=True, help="Of every kernel. Example: --atol 1e-4")
+@click.option("--device", default="cpu", show_default=True, help="PyTorch's. Example: --device cuda")
+@click.option(
+    "--ms-device", type=_MS_DEVICES, default="CPU", show_default=True, help="MindSpore's. Example: --ms-device Ascend"
+)
+@click.option("--json", "as_json", is_flag=True, help="Print the report as JSON. Example: --json | jq .holds")
+@click.option("--quiet", "-q", is_flag=True, help="Print nothing but errors. Example: --quiet && echo holds")
+def activations(atol: float, device: str, ms_device: str, as_json: bool, quiet: bool) -> int:
+    """Compare the backends' kernels of SiLU, GELU, softmax, norms, RoPE and others, each with the exact value.
 
-    context = click.get_current_context()
-    given = context.get_parameter_source("atol")
-    atol = options["atol"] if given is click.core.ParameterSource.COMMANDLINE else 1e-4
-    report = activations.run(atol=atol)
-    if not options["quiet"]:
-        click.echo(activations.render_text(report))
+    Exit code 0: every kernel is within the tolerance; 1: one is not; 2: there was nothing to compare.
+
+    Example: ckptbridge verify activations --atol 1e-4
+    """
+    from ckptbridge.verification import activations as kernels
+
+    report = kernels.run(atol, device=device, ms_device=ms_device)
+    if as_json:
+        click.echo(json.dumps(kernels.to_dict(report)))
+    elif not quiet:
+        click.echo(kernels.render_text(report))
     return report.exit_code

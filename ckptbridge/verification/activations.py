@@ -24,6 +24,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ckptbridge.errors import UsageError
+from ckptbridge.verification.encoding import encode
 from ckptbridge.verification.metrics import check_tolerances
 from ckptbridge.verification.reference import CASES, EPS, Case, gelu, gelu_tanh, layer_norm, rounded
 from ckptbridge.verification.sides.kernels import Floats, KernelSet, NoKernel
@@ -283,6 +284,11 @@ def hints(stage: str, max_abs: float) -> tuple[str, ...]:
 
 
 # --- rendering ------------------------------------------------------------------------------
+
+
+def to_dict(report: ActivationReport) -> dict[str, object]:
+    """The report as JSON's own types; a number that is not finite is its name."""
+    return {"holds": report.holds, "exit_code": report.exit_code, **encode(report)}
 
 
 def render_text(report: ActivationReport) -> str:

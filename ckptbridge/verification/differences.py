@@ -207,7 +207,8 @@ def differences_through_table(
         understood(handoff)
     made = handoff.made
     assert made is not None  # two paths make two sides
-    section = compare_weights(handoff.known, handoff.request, made.inventory, {}, "blake3", progress)
+    request = replace(handoff.request, dtype=None)  # another dtype is a difference, declared or not
+    section = compare_weights(handoff.known, request, made.inventory, {}, "blake3", progress)
     changes = [_from_result(t, made_is_b=made.path == b) for t in section.tensors if not t.ok]
     table = handoff.known.expansion.table.name
     return Difference(

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from ckptbridge.errors import ConfigError, UsageError
 from ckptbridge.tables.expand import Expansion
 from ckptbridge.verification.control import run_control
-from ckptbridge.verification.golden import Golden, read_golden, write_golden
+from ckptbridge.verification.golden import Golden, check_belongs, read_golden, write_golden
 from ckptbridge.verification.metrics import Judgement, Metrics, compare, compare_logits, judge
 from ckptbridge.verification.noise import NoiseFloor, judge_with_noise, noise_floor
 from ckptbridge.verification.report import ControlResult, ForwardSection, StageResult, forward_section, stage_noise
@@ -59,13 +59,15 @@ class Model:
 
 @dataclass(frozen=True)
 class Reference:
-    """The PyTorch side's run; ``floor`` is its float64 run where the compute dtype is lower."""
+    """The PyTorch side's run; ``floor`` is its float64 run where the compute dtype is lower.
+
+    ``repeatable`` says whether two runs gave the same bits; None for a run of another time, from a golden file.
+    """
 
     tokens: Array
     stages: Stages
     floor: Stages | None
     repeatable: bool | None
-    origin: str
 
 
 @dataclass(frozen=True)
@@ -139,17 +141,21 @@ def read_tokens(path: Path) -> Array:
     return ids
 
 
-def reference_run(path: Path | None, model: Model, options: ForwardOptions) -> Reference:
-    """Run the PyTorch side, or read its run from the golden file; write that file when it is not there yet."""
+def reference_run(path: Path | None, model: Model, options: ForwardOptions, content: str) -> Reference:
+    """Run the PyTorch side, or read its run from the golden file; write that file when it is not there yet.
+
+    ``content`` is the content digest of the PyTorch side, "" where it is not known.
+    """
     if options.golden is not None and options.golden.exists():
         golden = read_golden(options.golden)
+        check_belongs(options.golden, golden, content, model.config)
         if golden.dtype != options.dtype:
             raise UsageError(
                 f"The golden file was computed in {golden.dtype}, and {options.dtype} is asked for.",
                 remedy=f"Give --dtype {golden.dtype}.",
                 file=options.golden,
             )
-        return Reference(golden.tokens, golden.stages, golden.floor, None, f"golden file {options.golden.name}")
+        return Reference(golden.tokens, golden.stages, golden.floor, None)
     if path is None:
         raise UsageError(
             "There is no PyTorch side to compare with.", remedy="Name the PyTorch checkpoint, or give --golden FILE."
@@ -164,9 +170,10 @@ def reference_run(path: Path | None, model: Model, options: ForwardOptions) -> R
         from ckptbridge.verification.environment import versions
 
         write_golden(
-            options.golden, Golden(tokens, stages, floor, options.dtype, dict(model.config), path.name, versions())
+            options.golden,
+            Golden(tokens, stages, floor, options.dtype, dict(model.config), content, path.name, versions()),
         )
-    return Reference(tokens, stages, floor, repeatable, str(path))
+    return Reference(tokens, stages, floor, repeatable)
 
 
 def run_forward(ms: Path, reference: Reference, model: Model, options: ForwardOptions) -> ForwardResult:
@@ -190,7 +197,7 @@ def run_forward(ms: Path, reference: Reference, model: Model, options: ForwardOp
     metrics = _logits(stages, reference, options)
     section = forward_section(
         dtype=options.dtype,
-        tokens=_described(reference.tokens, options),
+        tokens=_described(reference, options),
         metrics=metrics,
         atol=options.atol,
         rtol=options.rtol,
@@ -198,7 +205,7 @@ def run_forward(ms: Path, reference: Reference, model: Model, options: ForwardOp
         floor=floor,
         stages=_stages(stages, reference, options),
         repeatable=repeatable,
-        hints=(*known, *hints(metrics, model.config)),
+        hints=(*known, *hints(metrics, model.config, options.equal_nan)),
     )
     controls: tuple[ControlResult, ...] = ()
     if options.prove:
@@ -213,9 +220,11 @@ def run_forward(ms: Path, reference: Reference, model: Model, options: ForwardOp
     return ForwardResult(section, controls)
 
 
-def hints(metrics: Metrics, config: Mapping[str, Any]) -> tuple[str, ...]:
+def hints(metrics: Metrics, config: Mapping[str, Any], equal_nan: bool = False) -> tuple[str, ...]:
     """What is known to look like the error that was found."""
     found = []
+    if metrics.nan_both and not metrics.nan_one and not equal_nan:
+        found.append("NaN stands in the same places on both sides; --equal-nan takes that for equal.")
     activation = str(config.get("hidden_act") or config.get("activation_function") or "")
     if activation == "gelu" and 1e-5 < metrics.max_abs < 1e-1:
         found.append("mindspore.nn.GELU() is the tanh approximation by default (4e-4 off torch.nn.GELU()).")
@@ -311,6 +320,12 @@ def _stages(stages: Stages, reference: Reference, options: ForwardOptions) -> li
     return found
 
 
-def _described(tokens: Array, options: ForwardOptions) -> str:
-    origin = f"from {options.tokens.name}" if options.tokens is not None else f"random, seed {options.seed}"
-    return f"{tokens.shape[0]} x {tokens.shape[1]} tokens, {origin}"
+def _described(reference: Reference, options: ForwardOptions) -> str:
+    if reference.repeatable is None:
+        origin = "of the golden file"
+    elif options.tokens is not None:
+        origin = f"from {options.tokens.name}"
+    else:
+        origin = f"random, seed {options.seed}"
+    batch, length = reference.tokens.shape
+    return f"{batch} x {length} tokens, {origin}"

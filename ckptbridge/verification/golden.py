@@ -6,6 +6,7 @@ A safetensors file: ``tokens`` (int64), one tensor a stage, and as metadata what
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ckptbridge.errors import FormatError
+from ckptbridge.errors import FormatError, OutputError, UsageError
 from ckptbridge.verification.sides.stages import Stages
 
 SCHEMA = "1"
@@ -30,12 +31,14 @@ class Golden:
     floor: Stages | None
     dtype: str
     config: Mapping[str, Any]
+    content: str
     source: str
     versions: Mapping[str, str]
 
 
 def write_golden(path: Path, golden: Golden) -> None:
-    """Write the file; raises FormatError when it cannot be written."""
+    """Write the file; raises OutputError when it cannot be written."""
+    from safetensors import SafetensorError
     from safetensors.numpy import save_file
 
     tensors = {"tokens": np.ascontiguousarray(golden.tokens)}
@@ -45,6 +48,7 @@ def write_golden(path: Path, golden: Golden) -> None:
     metadata = {
         "ckptbridge_golden": SCHEMA,
         "dtype": golden.dtype,
+        "content": golden.content,
         "source": golden.source,
         "order": json.dumps(list(golden.stages.values)),
         "feeds": json.dumps({k: list(v) for k, v in golden.stages.feeds.items()}),
@@ -53,10 +57,38 @@ def write_golden(path: Path, golden: Golden) -> None:
     }
     try:
         save_file(tensors, path, metadata=metadata)
-    except OSError as e:
-        raise FormatError(
-            f"The golden file cannot be written: {e.strerror}.", remedy="Name another place.", file=path
-        ) from None
+    except (OSError, SafetensorError) as e:
+        raise OutputError(f"The golden file cannot be written: {e}.", remedy="Name another place.", file=path) from None
+
+
+def check_golden(path: Path, reading: bool, writing: bool) -> None:
+    """Raise, before the long work, when the file is not there to be read, or cannot be written.
+
+    ``reading`` says that a MindSpore side is to be judged by it, ``writing`` that a PyTorch side can make it.
+    """
+    if path.exists():
+        if not reading:
+            raise OutputError("The golden file is there already.", remedy="Remove it, or name another.", file=path)
+    elif not writing:
+        raise UsageError(
+            "There is no such golden file, and no PyTorch side to make it of.",
+            remedy="Check the path, or name the PyTorch checkpoint, too.",
+            file=path,
+        )
+    elif not (path.parent.is_dir() and os.access(path.parent, os.W_OK)):
+        raise OutputError("The golden file cannot be written there.", remedy="Name another place.", file=path)
+
+
+def check_belongs(path: Path, golden: Golden, content: str, config: Mapping[str, Any]) -> None:
+    """Raise UsageError for the run of another checkpoint, as far as digests (``content``, if known) or sizes tell."""
+    same_algorithm = content.partition(":")[0] == golden.content.partition(":")[0]
+    sizes = {name: (golden.config.get(name), config.get(name)) for name in ("model_type", "hidden_size", "vocab_size")}
+    if (content and same_algorithm and content != golden.content) or any(a != b for a, b in sizes.values()):
+        raise UsageError(
+            f"The golden file was written from another checkpoint, '{golden.source}'.",
+            remedy="Write one from the checkpoint that was handed over: ckptbridge verify PT --golden FILE.",
+            file=path,
+        )
 
 
 def read_golden(path: Path) -> Golden:
@@ -78,6 +110,7 @@ def read_golden(path: Path) -> Golden:
             floor=Stages(floor, feeds) if floor else None,
             dtype=metadata["dtype"],
             config=json.loads(metadata["config"]),
+            content=metadata["content"],
             source=metadata["source"],
             versions=json.loads(metadata["versions"]),
         )

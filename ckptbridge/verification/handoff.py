@@ -82,6 +82,14 @@ def find_handoff(paths: Sequence[Path], overrides: Overrides, alone: bool) -> Ha
         if _side_of(pt) == "ms" and _side_of(ms) != "ms":
             pt, ms = ms, pt
             notes.append("The MindSpore checkpoint was named first; the two were taken the other way round.")
+        elif _side_of(pt) == _side_of(ms) != "" and overrides.target is None and overrides.mapping is None:
+            name = "PyTorch" if _side_of(pt) == "pt" else "MindSpore"
+            raise UsageError(
+                f"Both checkpoints are {name}'s, by their formats, marks or provenance.",
+                remedy="Compare the two with 'ckptbridge diff', without --through-table; "
+                "or, where one is the other side under the same names, give --target hf.",
+                file=paths[1],
+            )
         return _both(pt, ms, overrides, notes)
     return _one(sides[0], overrides, alone, notes)
 
@@ -127,7 +135,7 @@ def _one(side: Side, overrides: Overrides, alone: bool, notes: list[str]) -> Han
     known = understand(request)
     record = side.carried.record if side.carried is not None else {}
     pt_side, ms_side = (None, side) if which == "ms" else (side, None)
-    return Handoff(pt_side, ms_side, known, request, {}, record, tuple(notes))
+    return Handoff(pt_side, ms_side, known, request, _recorded(record) if made else {}, record, tuple(notes))
 
 
 def _recorded_source(side: Side, carried: Carried) -> Side | None:
@@ -167,11 +175,15 @@ def _both(pt: Side, ms: Side, overrides: Overrides, notes: list[str]) -> Handoff
     elif not _made_from(carried, source):
         notes.append("The provenance names other source files than those compared here (by name and size).")
     request = _request(source, made, "ms2pt" if back else "pt2ms", overrides, carried)
-    known = understand(request)
+    known = understand(request, carried.config if carried is not None else None)
     record = carried.record if carried is not None else {}
+    return Handoff(pt, ms, known, request, _recorded(record), record, tuple(notes))
+
+
+def _recorded(record: Mapping[str, Any]) -> dict[str, str]:
+    """The content digests by side that a provenance claims."""
     content = record.get("content")
-    recorded = {k: v for k, v in content.items() if isinstance(v, str)} if isinstance(content, dict) else {}
-    return Handoff(pt, ms, known, request, recorded, record, tuple(notes))
+    return {k: v for k, v in content.items() if isinstance(v, str)} if isinstance(content, dict) else {}
 
 
 def _request(source: Side, made: Side, direction: Direction, overrides: Overrides, carried: Carried | None) -> Request:

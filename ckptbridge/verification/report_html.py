@@ -209,7 +209,7 @@ def _tensor_table(tensors: Sequence[TensorResult]) -> Iterator[str]:
                 _t(", ".join(part for part in (odd, t.note) if part)),
             )
         )
-    heads = ("tensor (MindSpore; from PyTorch)", "status", "type", "differing", "first", "max |a-b|", "")
+    heads = ("tensor, and what it is made of", "status", "type", "differing", "first", "max |a-b|", "")
     yield from _table(heads, rows, numeric=(2, 3, 4, 5), loud=[not t.ok for t in tensors[:_SHOWN]])
     if len(tensors) > _SHOWN:
         yield f"<p>{len(tensors) - _SHOWN} more are in the JSON report.</p>"

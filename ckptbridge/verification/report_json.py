@@ -8,13 +8,15 @@ each means), with three derived fields at the top for readers that only want the
     exit_code    0, 1 or 2
     reason       why, unless it holds
     pytorch, mindspore        the two sides, as the user named them
-    weights      null or {verdict, reason, digests, notes, tensors: [{name, sources, status, ...}]}
+    weights      null or {verdict, reason, digests, notes, tensors: [{name, sources, status, ...}]}; a name
+                 is of the side that the conversion wrote, its sources of the other
     forward      null or {verdict, reason, dtype, tokens, atol, rtol, metrics, floor, judgement,
                  stages: [{name, metrics, noise, feeds}], first_bad, message, repeatable, hints}
     controls     [{fault, tensor, caught, max_abs, note}]
     actions      [{switch, old, new, applied, note}]
     environment  {versions, devices, platform, command}
     provenance, notes, tool
+    error        why nothing could be judged, or ""
 
 ``metrics.frontier`` is a list of pairs (|b|, |a-b|): every element passes at (atol, rtol) if
 and only if all of these do (and ``nan_one``, ``nan_both``, ``inf_mismatch`` are 0), which is how a
@@ -25,14 +27,14 @@ report is judged again without its logits. JSON has no infinity or NaN: numbers 
 from __future__ import annotations
 
 import json
-import math
 import types
 import typing
 from collections.abc import Mapping
-from dataclasses import fields, is_dataclass
+from dataclasses import is_dataclass
 from typing import Any
 
 from ckptbridge.errors import FormatError
+from ckptbridge.verification.encoding import encode
 from ckptbridge.verification.report import SCHEMA, VerifyReport
 
 _DERIVED = ("verdict", "exit_code", "reason")
@@ -46,7 +48,7 @@ def to_json(report: VerifyReport) -> str:
 def to_dict(report: VerifyReport) -> dict[str, object]:
     """The report as JSON's own types."""
     derived = {name: getattr(report, name) for name in _DERIVED}
-    return {**derived, **_encode(report)}
+    return {**derived, **encode(report)}
 
 
 def from_json(text: str) -> VerifyReport:
@@ -64,18 +66,6 @@ def from_json(text: str) -> VerifyReport:
         )
     report = _decode(VerifyReport, {k: v for k, v in data.items() if k not in _DERIVED}, "report")
     return typing.cast(VerifyReport, report)
-
-
-def _encode(value: Any) -> Any:
-    if is_dataclass(value) and not isinstance(value, type):
-        return {f.name: _encode(getattr(value, f.name)) for f in fields(value)}
-    if isinstance(value, Mapping):
-        return {str(k): _encode(v) for k, v in value.items()}
-    if isinstance(value, (tuple, list)):
-        return [_encode(v) for v in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return str(value)
-    return value
 
 
 def _decode(kind: Any, value: Any, at: str) -> Any:

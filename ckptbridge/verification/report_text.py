@@ -92,7 +92,11 @@ def _forward(section: ForwardSection) -> Iterator[str]:
 def _metrics(section: ForwardSection, m: Metrics) -> Iterator[str]:
     used = section.judgement
     limits = f"   judged at atol {used.atol:.1e}, rtol {used.rtol:g}" if used else ""
-    yield f"    max |a-b| {m.max_abs:.2e}{limits}   smallest atol that passes {m.needed_atol(section.rtol):.2e}"
+    if m.nan_one or m.inf_mismatch or (m.nan_both and not section.equal_nan):
+        passes = "no atol passes: not all are finite numbers"
+    else:
+        passes = f"smallest atol that passes {m.needed_atol(section.rtol):.2e}"
+    yield f"    max |a-b| {m.max_abs:.2e}{limits}   {passes}"
     cosine = "-" if m.cosine is None else f"{m.cosine:.10f}"
     yield f"    mean {m.mean_abs:.1e}   rms {m.rms:.1e}   max relative {m.max_rel:.1e}   cosine {cosine}"
     if m.tokens is not None:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 import ckptbridge
 from ckptbridge.conversion.tally import Progress
-from ckptbridge.errors import CoverageError, UsageError
+from ckptbridge.errors import CkptBridgeError, CoverageError, UsageError
 from ckptbridge.verification.environment import environment
 from ckptbridge.verification.forward import (
     ForwardOptions,
@@ -20,10 +20,11 @@ from ckptbridge.verification.forward import (
     reference_run,
     run_forward,
 )
+from ckptbridge.verification.golden import check_golden
 from ckptbridge.verification.handoff import Handoff, Overrides, find_handoff
 from ckptbridge.verification.numerics import Action, deterministic
 from ckptbridge.verification.report import ControlResult, ForwardSection, VerifyReport, WeightsSection
-from ckptbridge.verification.weights import compare_weights
+from ckptbridge.verification.weights import compare_weights, content_of
 
 Level = Literal["weights", "forward", "all"]
 
@@ -52,6 +53,10 @@ def run_verify(
     if level in ("forward", "all"):
         check_options(options)
     handoff = find_handoff(paths, overrides, alone=options.golden is not None)
+    judges_forward = level in ("forward", "all")
+    reads_golden = options.golden is not None and options.golden.exists()
+    if options.golden is not None and judges_forward:
+        check_golden(options.golden, reading=handoff.ms is not None, writing=handoff.pt is not None)
     if understood is not None:
         understood(handoff)
     weights = None
@@ -60,13 +65,14 @@ def run_verify(
     forward: ForwardSection | None = None
     controls: tuple[ControlResult, ...] = ()
     actions: tuple[Action, ...] = ()
-    if level in ("forward", "all"):
+    if judges_forward:
         model = Model(handoff.known.config or {}, handoff.known.expansion)
         if not model.config:
             raise UsageError("The forward needs the model's config.", remedy="Give --config FILE, or --level weights.")
-        here = handoff.pt is not None and not (options.golden is not None and options.golden.exists())
+        content = _content(handoff, weights) if options.golden is not None else ""
+        here = handoff.pt is not None and not reads_golden
         with deterministic(torch=here, mindspore=handoff.ms is not None) as numerics:
-            reference = reference_run(handoff.pt.path if handoff.pt is not None else None, model, options)
+            reference = reference_run(handoff.pt.path if handoff.pt is not None else None, model, options, content)
             if handoff.ms is None:
                 assert options.golden is not None
                 return Golden(options.golden, reference)
@@ -82,9 +88,40 @@ def run_verify(
         actions=actions,
         environment=environment(options.device, options.ms_device),
         provenance=handoff.record,
-        notes=(*handoff.notes, *(notes_of(options) if forward is not None else ())),
+        notes=(*handoff.notes, *(_forward_notes(handoff, options, reads_golden) if forward is not None else ())),
         tool=f"ckptbridge {ckptbridge.__version__}",
     )
+
+
+def unjudged(paths: tuple[Path, ...], error: CkptBridgeError) -> VerifyReport:
+    """The report of a handoff that could not be judged."""
+    named = [str(path) for path in paths[:2]]
+    pytorch, mindspore = (*named, "", "")[:2]
+    return VerifyReport(pytorch, mindspore, error=str(error), tool=f"ckptbridge {ckptbridge.__version__}")
+
+
+def _content(handoff: Handoff, weights: WeightsSection | None) -> str:
+    """The content digest of the PyTorch side: of its file where it is here, else as the provenance records it."""
+    if weights is not None:
+        return weights.digests["PyTorch"]
+    return content_of(handoff.pt.inventory) if handoff.pt is not None else handoff.recorded.get("pt", "")
+
+
+def _forward_notes(handoff: Handoff, options: ForwardOptions, reads_golden: bool) -> Iterator[str]:
+    yield from notes_of(options)
+    if options.golden is not None:
+        yield (
+            f"The PyTorch side's logits are those of the golden file {options.golden}."
+            if reads_golden
+            else f"The PyTorch side's run was written to the golden file {options.golden}."
+        )
+    lossy = handoff.record.get("lossy")
+    for step in lossy if isinstance(lossy, list) else []:
+        if isinstance(step, dict):
+            yield (
+                f"The conversion declares a lossy step, {step.get('step')} {step.get('from')} -> {step.get('to')}: "
+                "the logits show what it costs."
+            )
 
 
 def _weights(handoff: Handoff, progress: Progress | None) -> WeightsSection:

@@ -16,7 +16,7 @@ from pathlib import Path
 from ckptbridge.conversion.digests import content_digest, new_hasher
 from ckptbridge.conversion.matching import Matcher
 from ckptbridge.conversion.plan import FileStat, Record
-from ckptbridge.conversion.reading import digest_tensor, equal_tensors
+from ckptbridge.conversion.reading import digest_tensor, digest_tensors, equal_tensors
 from ckptbridge.conversion.request import Request, Understood
 from ckptbridge.conversion.run import renamed_from
 from ckptbridge.conversion.sources import SourceFiles
@@ -38,6 +38,13 @@ class Outcome:
 
     result: TensorResult | None
     digests: Mapping[tuple[str, str], str]
+
+
+def content_of(inventory: Inventory, algorithm: str = "blake3") -> str:
+    """The tagged content digest of a checkpoint; reads all of it."""
+    with SourceFiles(_stats(inventory.files)) as files:
+        digests = digest_tensors(inventory.tensors.values(), files, algorithm)
+    return content_digest(algorithm, ((t.spec, digests[n]) for n, t in inventory.tensors.items()))
 
 
 def compare_weights(
@@ -124,11 +131,7 @@ def _against_record(section: WeightsSection, content: Mapping[str, str], recorde
 
 def _left_out(matcher: Matcher, files: SourceFiles, other: Inventory) -> list[TensorResult]:
     """What the table drops, what the other checkpoint has besides, and tied copies that are no copies."""
-    from_pt = matcher.from_pt
-    results = []
-    for dropped in matcher.dropped:
-        names = ("", (dropped.name,)) if from_pt else (dropped.name, ())
-        results.append(TensorResult(names[0] or dropped.name, names[1], "dropped", note=dropped.reason))
+    results = [TensorResult(dropped.name, (), "dropped", note=dropped.reason) for dropped in matcher.dropped]
     for pair in matcher.comparisons:
         if not equal_tensors(pair.tensor, pair.reference, files):
             name, reference = pair.tensor.spec.name, pair.reference.spec.name
@@ -136,7 +139,7 @@ def _left_out(matcher: Matcher, files: SourceFiles, other: Inventory) -> list[Te
                 TensorResult(name, (reference,), "differs", note=f"should equal '{reference}' ({pair.rule})")
             )
     expected = {record.spec.name for record in matcher.records}
-    entries = matcher.known.expansion.by_ms if from_pt else matcher.known.expansion.by_pt
+    entries = matcher.known.expansion.by_ms if matcher.from_pt else matcher.known.expansion.by_pt
     for name, tensor in other.tensors.items():
         if name in expected:
             continue
@@ -170,8 +173,9 @@ class _Comparing:
         """What the other checkpoint holds for a record, against what it should."""
         spec = record.spec
         sources = tuple(s.spec.name for s in record.sources)
-        names = (spec.name, sources) if self._here == "pt" else (sources[0] if sources else "", (spec.name,))
-        base = TensorResult(names[0], names[1], "equal", spec.dtype.name, spec.shape, spec.numel)
+        base = TensorResult(
+            spec.name, sources, "equal", spec.dtype.name, spec.shape, spec.numel, step=_declared(record)
+        )
         actual = self._other.tensors.get(spec.name)
         if actual is None:
             return Outcome(replace(base, status="missing", note=f"'{spec.name}' is not there ({record.rule})"), {})
@@ -191,6 +195,13 @@ class _Comparing:
         if origin is not None and not found.differing:
             digests[self._here, origin] = digests[self._there, record.spec.name]
         return Outcome(_result(base, found), digests)
+
+
+def _declared(record: Record) -> str:
+    """What the conversion does to a tensor's values, in words."""
+    if any(record.scales):
+        return f"dequantisation to {record.spec.dtype}"
+    return f"cast {record.sources[0].spec.dtype} -> {record.spec.dtype}" if record.cast else ""
 
 
 def _result(base: TensorResult, found: Found) -> TensorResult:

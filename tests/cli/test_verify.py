@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 import xml.etree.ElementTree as ET
@@ -99,7 +100,7 @@ def test_what_cannot_be_judged_gives_2_and_a_remedy(made: Path, tmp_path: Path, 
     cut = tmp_path / "cut.ckpt"
     cut.write_bytes(whole[: len(whole) // 2])
     expect_2(ckptbridge("verify", made / "hf", cut), "cut.ckpt")
-    expect_2(ckptbridge("verify", made / "other", made / "m.ckpt", "--level", "weights"), "other shapes", "config")
+    expect_2(ckptbridge("verify", made / "other", made / "m.ckpt", "--level", "weights"), "has the shape", "config")
     expect_2(ckptbridge("verify", tmp_path / "none", made / "m.ckpt"), "none")
     expect_2(ckptbridge("verify", made / "hf"), "verify PT MS")
     expect_2(ckptbridge("verify", made / "hf", made / "m.ckpt", made / "m.ckpt"), "two")
@@ -205,5 +206,173 @@ def test_weights_are_judged_without_any_backend(made: Path) -> None:
 def test_activations_name_the_kernel_at_fault(ckptbridge: Command) -> None:
     ran = ckptbridge("verify", "activations", "--atol", "2e-4")
     assert ran.code == 0, ran.out
-    strict = ckptbridge("verify", "activations", "--atol", "1e-7")
-    assert strict.code == 1 and "tanh" in strict.out
+    strict = ckptbridge("verify", "activations", "--atol", "1e-7", "--json")
+    assert strict.code == 1
+    found = json.loads(strict.out)
+    assert found["holds"] is False and found["atol"] == 1e-7
+    assert "tanh" in {kernel["case"] for kernel in found["kernels"] if kernel["status"] == "fault"}
+
+
+def test_activations_have_options_of_their_own(ckptbridge: Command) -> None:
+    assert "--atol" in ckptbridge("verify", "activations", "--help").out
+    assert "--golden" not in ckptbridge("verify", "activations", "--help").out
+    assert "No such option '--junit'" in ckptbridge("verify", "activations", "--junit", "a.xml").err
+    ran = ckptbridge("verify", "activations", "--device", "cuda")
+    assert ran.code == 2 and "--device cpu" in ran.err
+
+
+# --- golden files ----------------------------------------------------------------------------
+
+
+def changed_copy(hf: Path, folder: Path) -> Path:
+    """The checkpoint with one value of one tensor changed, as a trained one would be."""
+    shutil.copytree(hf, folder)
+    state = load_file(folder / "model.safetensors")
+    state["model.norm.weight"][3] += 0.5
+    save_file(state, folder / "model.safetensors", {"format": "pt"})
+    return folder
+
+
+def test_a_golden_file_is_never_written_over(made: Path, tmp_path: Path, ckptbridge: Command) -> None:
+    golden = tmp_path / "run.golden"
+    ran = ckptbridge("verify", made / "hf", "--golden", golden, "--length", "8")
+    assert ran.code == 0 and f"wrote {golden}" in ran.out
+    before = golden.read_bytes()
+    expect_2(ckptbridge("verify", made / "other", "--golden", golden, "--length", "8"), "there already")
+    assert golden.read_bytes() == before
+    expect_2(ckptbridge("verify", made / "hf", "--golden", tmp_path / "none" / "run.golden"), "cannot be written")
+
+
+def test_a_golden_file_belongs_to_one_checkpoint(made: Path, tmp_path: Path, ckptbridge: Command) -> None:
+    golden = tmp_path / "run.golden"
+    ckptbridge("verify", made / "hf", "--golden", golden, "--length", "8")
+    ran = ckptbridge("verify", made / "hf", made / "m.ckpt", "--golden", golden)
+    assert ran.code == 0 and "logits are those of the golden file" in ran.out, ran.err
+    assert "1 x 8 tokens, of the golden file" in ran.out
+    trained = changed_copy(made / "hf", tmp_path / "trained")
+    for level in ("all", "forward"):
+        ran = ckptbridge("verify", trained, made / "m.ckpt", "--golden", golden, "--level", level)
+        expect_2(ran, "another checkpoint, 'hf'")
+    # Without the PyTorch side, the provenance says which it was.
+    other = tmp_path / "other.golden"
+    ckptbridge("verify", trained, "--golden", other, "--length", "8")
+    shutil.copy(made / "m.ckpt", tmp_path / "m.ckpt")
+    expect_2(ckptbridge("verify", tmp_path / "m.ckpt", "--golden", other), "another checkpoint, 'trained'")
+    assert ckptbridge("verify", tmp_path / "m.ckpt", "--golden", golden).code == 0
+
+
+def test_a_mistyped_golden_file_is_named(made: Path, tmp_path: Path, ckptbridge: Command) -> None:
+    shutil.copy(made / "m.ckpt", tmp_path / "m.ckpt")
+    expect_2(ckptbridge("verify", tmp_path / "m.ckpt", "--golden", tmp_path / "run.golden"), "no such golden file")
+
+
+def test_a_golden_file_made_beside_a_judgement_is_told(made: Path, tmp_path: Path, ckptbridge: Command) -> None:
+    golden = tmp_path / "run.golden"
+    ran = ckptbridge("verify", made / "m.ckpt", "--golden", golden, "--length", "8")
+    assert ran.code == 0 and "written to the golden file" in ran.out and golden.exists()
+
+
+# --- what was declared, and what was recorded ------------------------------------------------
+
+
+def test_a_declared_cast_is_told(made: Path, tmp_path: Path, ckptbridge: Command) -> None:
+    assert ckptbridge("convert", "pt2ms", made / "hf", tmp_path / "half.ckpt", "--dtype", "bfloat16").code == 0
+    ran = ckptbridge("verify", made / "hf", tmp_path / "half.ckpt", "--length", "8")
+    assert "19 of 19 tensors equal bit for bit, 19 of them after cast float32 -> bfloat16" in ran.out
+    assert "declares a lossy step, cast float32 -> bfloat16" in ran.out
+    assert ran.code == 1  # the logits are not those of float32
+    differs = ckptbridge("diff", made / "hf", tmp_path / "half.ckpt", "--through-table")
+    assert differs.code == 1 and "19 of other dtype" in differs.out
+    assert ckptbridge("diff", made / "hf", made / "m.ckpt", "--through-table").code == 0
+
+
+def test_the_config_of_the_conversion_is_the_one_that_is_judged_by(
+    made: Path, tmp_path: Path, ckptbridge: Command
+) -> None:
+    """It need not lie beside the weights, and may be another than the one that does."""
+    shutil.copytree(made / "hf", tmp_path / "hf")
+    config = (tmp_path / "hf" / "config.json").rename(tmp_path / "mine.json")
+    line = ("convert", "pt2ms", tmp_path / "hf", tmp_path / "m.ckpt", "--config", config)
+    assert ckptbridge(*line).code == 0
+    config.unlink()
+    (tmp_path / "hf" / "config.json").write_text(json.dumps({"model_type": "llama"}))
+    for line in (
+        ("verify", tmp_path / "m.ckpt", "--level", "weights"),
+        ("verify", tmp_path / "hf", tmp_path / "m.ckpt", "--length", "8"),
+        ("diff", tmp_path / "hf", tmp_path / "m.ckpt", "--through-table"),
+    ):
+        ran = ckptbridge(*line)
+        assert ran.code == 0, ran.out + ran.err
+
+
+def test_two_of_one_side_are_told(made: Path, tmp_path: Path, ckptbridge: Command) -> None:
+    for level in ("weights", "all"):
+        expect_2(ckptbridge("verify", made / "hf", made / "hf", "--level", level), "Both checkpoints are PyTorch's")
+    expect_2(ckptbridge("diff", made / "hf", made / "hf", "--through-table"), "Both checkpoints are PyTorch's")
+    expect_2(ckptbridge("verify", made / "m.ckpt", made / "m.ckpt"), "Both checkpoints are MindSpore's", "diff")
+
+
+def test_a_way_back_is_told_by_the_names_that_it_wrote(made: Path, tmp_path: Path, ckptbridge: Command) -> None:
+    assert ckptbridge("convert", "ms2pt", made / "m.ckpt", tmp_path / "back").code == 0
+    state = load_file(tmp_path / "back" / "model.safetensors")
+    state["model.layers.1.self_attn.k_proj.weight"][2, 5] += 1
+    save_file(state, tmp_path / "back" / "model.safetensors", {"format": "pt"})
+    (tmp_path / "back" / "ckptbridge.json").touch()
+    ran = ckptbridge("verify", tmp_path / "back", made / "m.ckpt", "--level", "weights", "--json")
+    assert ran.code == 1
+    (wrong,) = [t for t in json.loads(ran.out)["weights"]["tensors"] if t["status"] == "differs"]
+    assert wrong["name"] == "model.layers.1.self_attn.k_proj.weight"
+    assert wrong["sources"] == ["decoder.layers.1.self_attention.linear_qkv.weight"]
+    assert (wrong["elements"], wrong["differing"], wrong["first_difference"]) == (24 * 32, 1, [2, 5])
+
+
+# --- options and reports ---------------------------------------------------------------------
+
+
+def test_options_that_would_be_given_in_vain(made: Path, tmp_path: Path, ckptbridge: Command) -> None:
+    line = ("verify", made / "hf", made / "m.ckpt")
+    expect_2(ckptbridge(*line, "--level", "weights", "--prove"), "--prove is of the logits")
+    expect_2(ckptbridge(*line, "--level", "weights", "--golden", tmp_path / "g"), "--golden is of the logits")
+    (tmp_path / "tokens.json").write_text("[1, 2, 3]")
+    expect_2(ckptbridge(*line, "--tokens", tmp_path / "tokens.json", "--length", "5"), "--tokens says which")
+    expect_2(ckptbridge(*line, "--device", "cuda"), "cannot use the device 'cuda'", "--device cpu")
+    expect_2(ckptbridge(*line, "--device", "abacus"), "cannot use the device 'abacus'")
+
+
+def test_no_report_tells_of_an_earlier_run(made: Path, tmp_path: Path, ckptbridge: Command) -> None:
+    reports = {name: tmp_path / f"verify.{name}" for name in ("report", "junit", "html")}
+    options = [part for name, path in reports.items() for part in (f"--{name}", path)]
+    assert ckptbridge("verify", made / "hf", made / "m.ckpt", "--level", "weights", *options).code == 0
+    cut = tmp_path / "cut.ckpt"
+    cut.write_bytes((made / "m.ckpt").read_bytes()[:5000])
+    expect_2(ckptbridge("verify", made / "hf", cut, "--level", "weights", *options), "cut.ckpt")
+    data = json.loads(reports["report"].read_text())
+    assert (data["verdict"], data["exit_code"]) == ("unjudged", 2) and "cut.ckpt" in data["reason"]
+    assert ET.parse(reports["junit"]).getroot().get("errors") == "1"
+    assert "cut.ckpt" in reports["html"].read_text()
+
+
+def test_a_report_that_cannot_be_written_is_told_before_the_work(made: Path, ckptbridge: Command) -> None:
+    ran = ckptbridge("verify", made / "hf", made / "m.ckpt", "--report", made / "none" / "verify.json")
+    expect_2(ran, "The report cannot be written")
+    assert ran.err.startswith("error: ")  # nothing was understood before it
+
+
+def test_nan_on_both_sides_passes_at_no_tolerance(made: Path, tmp_path: Path, ckptbridge: Command) -> None:
+    shutil.copytree(made / "hf", tmp_path / "hf")
+    state = load_file(tmp_path / "hf" / "model.safetensors")
+    state["model.norm.weight"][0] = np.nan
+    save_file(state, tmp_path / "hf" / "model.safetensors", {"format": "pt"})
+    assert ckptbridge("convert", "pt2ms", tmp_path / "hf", tmp_path / "m.ckpt").code == 0
+    ran = ckptbridge("verify", tmp_path / "hf", tmp_path / "m.ckpt", "--length", "8")
+    assert ran.code == 1 and "no atol passes" in ran.out and "--equal-nan" in ran.out
+    equal = ckptbridge("verify", tmp_path / "hf", tmp_path / "m.ckpt", "--length", "8", "--equal-nan")
+    assert equal.code == 0 and "smallest atol that passes" in equal.out
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_a_full_disk_under_the_output_is_no_surprise(made: Path) -> None:
+    line = f"'{sys.executable}' -m ckptbridge verify '{made}/m.ckpt' --level weights > /dev/full"
+    ran = subprocess.run(["bash", "-c", line], capture_output=True, text=True, check=False)
+    assert ran.returncode == 2
+    assert "No space left on device" in ran.stderr and "not foreseen" not in ran.stderr

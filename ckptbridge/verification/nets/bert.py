@@ -112,7 +112,8 @@ def encoder(spec: EncoderSpec, target: str, names: Collection[str]) -> Encoder:
     if target not in ("hf", "flat", "nn"):
         raise UsageError(
             f"There is no built-in MindSpore network for a {spec.family} checkpoint in the layout '{target}'.",
-            remedy="Give your own with --ms-net MODULE:FUNCTION; built in are: hf, flat, nn.",
+            remedy="Give --level weights, or a network of your own with --ms-net MODULE:FUNCTION; "
+            "built in are: hf, flat, nn.",
         )
     table, gamma, beta = ("embedding_table", "gamma", "beta") if target == "nn" else ("weight", "weight", "bias")
     word = f"embeddings.word_embeddings.{table}"

@@ -46,7 +46,8 @@ def model_spec(config: Config) -> DecoderSpec | EncoderSpec:
     if build is None:
         raise UnsupportedError(
             f"There is no built-in MindSpore forward for model type '{model_type}'.",
-            remedy=f"Give your own with --ms-net MODULE:FUNCTION; built in are: {', '.join(sorted(_FAMILIES))}.",
+            remedy="Give --level weights, or a network of your own with --ms-net MODULE:FUNCTION; "
+            f"built in are: {', '.join(sorted(_FAMILIES))}.",
         )
     return build(config)
 

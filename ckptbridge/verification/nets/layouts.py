@@ -51,7 +51,8 @@ def decoder_layout(spec: DecoderSpec, target: str, options: Mapping[str, str], n
     if target not in OPTIONS:
         raise UsageError(
             f"There is no built-in MindSpore network for a {spec.family} checkpoint in the layout '{target}'.",
-            remedy=f"Give your own with --ms-net MODULE:FUNCTION; built in are: {', '.join(OPTIONS)}.",
+            remedy="Give --level weights, or a network of your own with --ms-net MODULE:FUNCTION; "
+            f"built in are: {', '.join(OPTIONS)}.",
         )
     for key, value in options.items():
         if value not in OPTIONS[target].get(key, ()):
@@ -63,7 +64,7 @@ def decoder_layout(spec: DecoderSpec, target: str, options: Mapping[str, str], n
     if layout is None:
         raise UnsupportedError(
             f"There is no built-in '{target}' network for the family '{spec.family}'.",
-            remedy="Give your own with --ms-net MODULE:FUNCTION.",
+            remedy="Give --level weights, or a network of your own with --ms-net MODULE:FUNCTION.",
         )
     for root in layout.roots:
         if layout.with_root(root).embedding in names:
