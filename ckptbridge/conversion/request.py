@@ -65,9 +65,10 @@ class Understood:
         return "pt" if self.direction == "pt2ms" else "ms"
 
 
-def understand(request: Request) -> Understood:
+def understand(request: Request, recorded: Mapping[str, Any] | None = None) -> Understood:
     """Open the source, find config and table, expand the table and prove it.
 
+    ``recorded`` is the config of a conversion that is judged, which stands before the one beside the weights.
     Raises the error family: what cannot be known from source, config and options is never assumed.
     """
     inventory = open_inventory(request.source, request.key)
@@ -79,7 +80,7 @@ def understand(request: Request) -> Understood:
         )
     carried = provenance.read(inventory, request.source)
     _check_direction(request, inventory, carried)
-    config = find_config(request, carried)
+    config = recorded if recorded is not None and request.config is None else find_config(request, carried)
     table = find_table(request, config, carried)
     side: Literal["pt", "ms"] = "pt" if request.direction == "pt2ms" else "ms"
     notes = list(inventory.notes)
