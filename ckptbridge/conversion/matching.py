@@ -361,7 +361,7 @@ def _coverage_error(matcher: Matcher, unexpected: Sequence[str]) -> CoverageErro
         )
     back = _reversed(matcher, unexpected)
     if back:
-        lines.append("The source's names are those of the table's other side.")
+        lines.insert(0, "The source's names are those of the table's other side.")
     return CoverageError(
         " ".join(lines),
         remedy=f"Use 'ckptbridge convert {back}'." if back else "; ".join(remedies) + ".",

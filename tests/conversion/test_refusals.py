@@ -386,7 +386,10 @@ def pytorch_safetensors_given_to_ms2pt(folder: Path) -> tuple[list[object], list
 @case
 def pytorch_safetensors_given_to_ms2pt_with_a_target(folder: Path) -> tuple[list[object], list[str]]:
     args = ["ms2pt", source(folder), folder / "out", "--target", "mindformers"]
-    return args, ["names are those of the table's other side", "remedy: Use 'ckptbridge convert pt2ms'.\n"]
+    return args, [
+        "error: The source's names are those of the table's other side. ",
+        "remedy: Use 'ckptbridge convert pt2ms'.\n",
+    ]
 
 
 @case
@@ -394,7 +397,10 @@ def pytorch_safetensors_given_to_ms2pt_with_a_target_that_shares_most_names(
     folder: Path,
 ) -> tuple[list[object], list[str]]:
     args = ["ms2pt", source(folder), folder / "out", "--target", "flat"]
-    return args, ["names are those of the table's other side", "remedy: Use 'ckptbridge convert pt2ms'.\n"]
+    return args, [
+        "error: The source's names are those of the table's other side. ",
+        "remedy: Use 'ckptbridge convert pt2ms'.\n",
+    ]
 
 
 @case
