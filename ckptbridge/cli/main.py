@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import importlib
 import io
 import os
@@ -141,15 +142,22 @@ def main(args: Sequence[str] | None = None) -> NoReturn:
     sys.exit(code if isinstance(code, int) else 0)
 
 
+# What the place of an output can bring about; what else the system says was not foreseen.
+_OF_THE_PLACE = frozenset([errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EACCES, errno.EPERM, errno.EROFS])
+
+
 def _foreign(e: Exception) -> CkptBridgeError:
     """What the user is told of an error from outside the family."""
     if isinstance(e, ImportError):
         return BackendError(
             f"A package cannot be imported: {e}.", remedy="'ckptbridge doctor' says what is broken, and what mends it."
         )
-    if isinstance(e, OSError):
-        where = e.filename if e.filename is not None else "standard output"
-        return OutputError(f"The system says: {e.strerror or e}.", remedy="See to it, and run again.", file=where)
+    if isinstance(e, OSError) and e.errno in _OF_THE_PLACE:
+        return OutputError(
+            f"The system says: {e.strerror}.",
+            remedy="Make room there, or see to the permission, and run again.",
+            file=e.filename if e.filename is not None else "standard output",
+        )
     return InternalError(e)
 
 

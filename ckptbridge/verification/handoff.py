@@ -11,8 +11,8 @@ from typing import Any
 from ckptbridge.conversion import provenance
 from ckptbridge.conversion.plan import Direction
 from ckptbridge.conversion.provenance import Carried
-from ckptbridge.conversion.request import Request, Understood, understand
-from ckptbridge.errors import CkptBridgeError, UsageError
+from ckptbridge.conversion.request import Request, Understood, find_config, understand
+from ckptbridge.errors import CkptBridgeError, ConfigError, UsageError
 from ckptbridge.formats.detect import open_inventory
 from ckptbridge.formats.tensors import Inventory
 
@@ -175,9 +175,20 @@ def _both(pt: Side, ms: Side, overrides: Overrides, notes: list[str]) -> Handoff
     elif not _made_from(carried, source):
         notes.append("The provenance names other source files than those compared here (by name and size).")
     request = _request(source, made, "ms2pt" if back else "pt2ms", overrides, carried)
-    known = understand(request, carried.config if carried is not None else None)
+    known = understand(request, _recorded_config(request, carried))
     record = carried.record if carried is not None else {}
     return Handoff(pt, ms, known, request, _recorded(record), record, tuple(notes))
+
+
+def _recorded_config(request: Request, carried: Carried | None) -> Mapping[str, Any] | None:
+    """The config that the conversion used: its record's, the output's, with what the source was quantised by."""
+    if carried is None or carried.config is None:
+        return None
+    try:
+        beside = find_config(request, None) or {}
+    except ConfigError:  # it was not the one that was used
+        beside = {}
+    return {**{k: beside[k] for k in ("quantization_config",) if k in beside}, **carried.config}
 
 
 def _recorded(record: Mapping[str, Any]) -> dict[str, str]:
