@@ -20,6 +20,7 @@ done
 if [ $# -gt 0 ]; then shift; fi
 
 # A conversion that fails is in the test report, too, so that a job that publishes it shows no earlier one.
+mkdir -p "$(dirname "$destination")"
 rm -f "$destination.junit.xml" "$destination.html" "$destination.json"
 ckptbridge convert "${DIRECTION:-pt2ms}" "$source" "$destination" "${convert[@]}" || {
     code=$?

@@ -96,15 +96,15 @@ def cli(ctx: click.Context, debug: bool) -> None:
 
 
 _PATIENCE = 5.0  # seconds for a clean stop; some launchers send a signal twice at once
-_asked: list[float] = []
+_asked: list[tuple[float, int]] = []
 
 
 def _stop(number: int, frame: FrameType | None) -> None:
     """Stop cleanly; a signal long after the first one ends the process at once, which loses nothing either."""
-    _asked.append(time.monotonic())
+    _asked.append((time.monotonic(), number))
     if len(_asked) == 1:
         raise InterruptedByUser(number)
-    if _asked[-1] - _asked[0] > _PATIENCE:
+    if _asked[-1][0] - _asked[0][0] > _PATIENCE:
         os._exit(128 + number)
 
 
@@ -134,11 +134,16 @@ def main(args: Sequence[str] | None = None) -> NoReturn:
     except Exception as e:
         if "--debug" in arguments:
             traceback.print_exc()
-        error = e if isinstance(e, CkptBridgeError) else _foreign(e)
+        error = as_ours(e)
         click.echo(f"error: {error}", err=True)
         code = error.exit_code
         if "--json" in arguments:
             _print_json(error)
+    if args is None and isinstance(code, int) and code > 128 and "mindspore" in sys.modules:
+        # MindSpore's threads end the process with an abort when it is torn down while they work.
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
     sys.exit(code if isinstance(code, int) else 0)
 
 
@@ -146,8 +151,12 @@ def main(args: Sequence[str] | None = None) -> NoReturn:
 _OF_THE_PLACE = frozenset([errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EACCES, errno.EPERM, errno.EROFS])
 
 
-def _foreign(e: Exception) -> CkptBridgeError:
-    """What the user is told of an error from outside the family."""
+def as_ours(e: Exception) -> CkptBridgeError:
+    """What the user is told of an error, which may be from outside the family."""
+    if isinstance(e, CkptBridgeError):
+        return e
+    if _asked:  # a library that was stopped in the middle of something says so in its own way
+        return InterruptedByUser(_asked[0][1])
     if isinstance(e, ImportError):
         return BackendError(
             f"A package cannot be imported: {e}.", remedy="'ckptbridge doctor' says what is broken, and what mends it."

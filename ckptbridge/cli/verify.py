@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ckptbridge.cli.options import KeyValue
-from ckptbridge.errors import CkptBridgeError, InternalError, OutputError, UsageError
+from ckptbridge.cli.report_files import ReportFiles
+from ckptbridge.errors import UsageError
 
 if TYPE_CHECKING:
     from ckptbridge.verification.handoff import Handoff
@@ -107,25 +108,26 @@ def command(**options: Any) -> int:
 
     Example: ckptbridge verify Qwen3-8B qwen3.ckpt --atol 1e-5
     """
-    _check_together(options)
-    reports = _Reports(options)
-    reports.claim()
+    reports = ReportFiles({name: options[name] for name in ("report", "junit", "html")})
     try:
+        reports.claim()
+        _check_together(options)
         result = _verify(options)
-    except CkptBridgeError as e:
-        reports.write_error(options["paths"], e)
-        raise
     except Exception as e:
-        reports.write_error(options["paths"], InternalError(e))
+        from ckptbridge.cli.main import as_ours
+
+        reports.write_error(options["paths"], as_ours(e))
         raise
     silent = options["quiet"] or options["as_json"]
     from ckptbridge.verification.session import Golden
 
     if isinstance(result, Golden):
-        reports.discard()  # nothing was judged
-        if not silent:
+        dtype = "" if options["dtype"] == "float64" else f" --dtype {options['dtype']}"
+        if options["as_json"]:
+            click.echo(json.dumps({"golden": str(result.path), "dtype": options["dtype"]}))
+        elif not silent:
             click.echo(
-                f"wrote {result.path}: run 'ckptbridge verify MS --golden {result.path.name}' where MindSpore is"
+                f"wrote {result.path}: run 'ckptbridge verify MS --golden {result.path.name}{dtype}' where MindSpore is"
             )
         return 0
     reports.write(result)
@@ -152,6 +154,14 @@ def _check_together(options: dict[str, Any]) -> None:
                 remedy=f"Leave {option} out, or give --level all.",
                 option=option,
             )
+    other_run = sorted(given & {"tokens", "batch", "length", "seed", "pt_model"})
+    if options["golden"] is not None and options["golden"].exists() and other_run:
+        option = f"--{other_run[0].replace('_', '-')}"
+        raise UsageError(
+            f"The golden file has the tokens and PyTorch's logits, so {option} would change nothing.",
+            remedy=f"Leave {option} out, or name a golden file that is not there yet.",
+            option=option,
+        )
     if options["tokens"] is not None and given & {"batch", "length", "seed"}:
         raise UsageError(
             "--tokens says which tokens there are; --batch, --length and --seed choose random ones.",
@@ -165,49 +175,6 @@ def _given() -> set[str]:
     context = click.get_current_context()
     source = click.core.ParameterSource.COMMANDLINE
     return {name for name in context.params if context.get_parameter_source(name) is source}
-
-
-class _Reports:
-    """The files of --report, --junit and --html: claimed before the work, so that none tells of an earlier run."""
-
-    def __init__(self, options: dict[str, Any]) -> None:
-        self._paths: dict[str, Path] = {k: options[k] for k in ("report", "junit", "html") if options[k] is not None}
-
-    def claim(self) -> None:
-        """Empty the files; raises OutputError where that cannot be done."""
-        for path in self._paths.values():
-            self._put(path, "")
-
-    def write(self, result: VerifyReport) -> None:
-        """Write what was found."""
-        from ckptbridge.verification.report_html import to_html
-        from ckptbridge.verification.report_json import to_json
-        from ckptbridge.verification.report_junit import to_junit
-
-        renderers = {"report": to_json, "junit": to_junit, "html": to_html}
-        for option, path in self._paths.items():
-            self._put(path, renderers[option](result))
-
-    def write_error(self, paths: tuple[Path, ...], error: CkptBridgeError) -> None:
-        """Write that nothing could be judged."""
-        if self._paths:
-            from ckptbridge.verification.session import unjudged
-
-            self.write(unjudged(paths, error))
-
-    def discard(self) -> None:
-        """Remove the files."""
-        for path in self._paths.values():
-            path.unlink(missing_ok=True)
-
-    @staticmethod
-    def _put(path: Path, text: str) -> None:
-        try:
-            path.write_text(text, encoding="utf-8")
-        except OSError as e:
-            raise OutputError(
-                f"The report cannot be written: {e.strerror}.", remedy="Name another place.", file=path
-            ) from None
 
 
 def _verify(options: dict[str, Any]) -> VerifyReport | Golden:

@@ -65,10 +65,11 @@ class Understood:
         return "pt" if self.direction == "pt2ms" else "ms"
 
 
-def understand(request: Request, recorded: Mapping[str, Any] | None = None) -> Understood:
+def understand(request: Request, judged: provenance.Carried | None = None) -> Understood:
     """Open the source, find config and table, expand the table and prove it.
 
-    ``recorded`` is the config of a conversion that is judged, which stands before the one beside the weights.
+    ``judged`` is the record of a conversion that was made of this source and is judged: it says what a MindSpore
+    checkpoint's own record says otherwise, and goes before the config beside the weights.
     Raises the error family: what cannot be known from source, config and options is never assumed.
     """
     inventory = open_inventory(request.source, request.key)
@@ -79,18 +80,19 @@ def understand(request: Request, recorded: Mapping[str, Any] | None = None) -> U
             option="--key",
         )
     carried = provenance.read(inventory, request.source)
-    _check_direction(request, inventory, carried)
-    config = recorded if recorded is not None and request.config is None else find_config(request, carried)
-    table = find_table(request, config, carried)
     side: Literal["pt", "ms"] = "pt" if request.direction == "pt2ms" else "ms"
+    _check_direction(request, inventory, carried, judged)
+    says = judged if judged is not None else carried if side == "ms" else None
+    config = find_config(request, says)
+    table = find_table(request, config, says)
     notes = list(inventory.notes)
     layout = dict(request.layout)
     roots: Mapping[str, str] = {}
-    if carried is not None and side == "ms":
-        notes += _disagreements(request, carried, table)
-        if carried.table == table.name:
-            layout = {**carried.layout, **layout}
-            roots = carried.roots
+    if says is not None:
+        notes += _disagreements(request, says, table)
+        if says.table == table.name:
+            layout = {**says.layout, **layout}
+            roots = says.roots if side == "ms" else {}
     if request.mapping is None and (misfit := catalog.misfit(table, config or {})):
         notes.append(misfit)
     if table is generic.TABLE:
@@ -179,7 +181,9 @@ def other_direction(
     return back if there > max(fitting, len(names) // 2) else None
 
 
-def _check_direction(request: Request, inventory: Inventory, carried: provenance.Carried | None) -> None:
+def _check_direction(
+    request: Request, inventory: Inventory, carried: provenance.Carried | None, judged: provenance.Carried | None
+) -> None:
     if request.direction == "pt2ms" and inventory.format == "ckpt":
         raise UsageError(
             "The source is a MindSpore .ckpt, and pt2ms reads PyTorch checkpoints.",
@@ -192,8 +196,8 @@ def _check_direction(request: Request, inventory: Inventory, carried: provenance
             remedy="Use 'ckptbridge convert pt2ms'.",
             file=request.source,
         )
-    explicit = request.target is not None or request.mapping is not None
-    if request.direction == "ms2pt" and carried is None and not explicit and inventory.strings.get("format") == "pt":
+    known = carried is not None or judged is not None or request.target is not None or request.mapping is not None
+    if request.direction == "ms2pt" and not known and inventory.strings.get("format") == "pt":
         raise UsageError(
             "The source is PyTorch's, as its safetensors say (format 'pt'), and ms2pt reads MindSpore checkpoints.",
             remedy="Use 'ckptbridge convert pt2ms'. If it is a MindSpore checkpoint all the same, say which "
@@ -210,38 +214,38 @@ def _check_direction(request: Request, inventory: Inventory, carried: provenance
         )
 
 
-def find_config(request: Request, carried: provenance.Carried | None) -> Mapping[str, Any] | None:
-    """The model's config: the one given; a MindSpore checkpoint's own record; or the config.json beside the weights."""
+def find_config(request: Request, says: provenance.Carried | None) -> Mapping[str, Any] | None:
+    """The model's config: the one given; the one that a provenance ``says``; or the config.json beside the weights."""
     if request.config is not None:
         return read_config(request.config)
-    if request.direction == "ms2pt" and carried is not None and carried.config is not None:
-        return carried.config
+    if says is not None and says.config is not None:
+        return says.config
     source = request.source
     beside = (source if source.is_dir() else source.parent) / "config.json"
     return read_config(beside) if beside.is_file() else None
 
 
-def find_table(request: Request, config: Mapping[str, Any] | None, carried: provenance.Carried | None) -> Table:
-    """The mapping table: the file given, or the shipped one for the model type and target."""
+def find_table(request: Request, config: Mapping[str, Any] | None, says: provenance.Carried | None) -> Table:
+    """The mapping table: the file given, the one that a provenance ``says``, or the one for model type and target."""
     if request.mapping is not None:
         return load_table(request.mapping)
     target = request.target
-    if request.direction == "ms2pt" and target is None:
-        if carried is None:
+    if target is None and says is not None:
+        if says.custom_table:
             raise UsageError(
-                "The checkpoint carries no provenance, so its target layout is not known.",
-                remedy="Say which convention it follows with --target (and --layout), and give --config; "
-                "if it is a PyTorch checkpoint, use 'ckptbridge convert pt2ms'.",
-                file=request.source,
-            )
-        family, _, target = carried.table.partition("/")
-        if carried.custom_table:
-            raise UsageError(
-                f"The checkpoint was written with a table of the user's own, '{carried.table}'.",
+                f"The checkpoint was written with a table of the user's own, '{says.table}'.",
                 remedy="Give that table with --mapping FILE.",
                 file=request.source,
             )
-        return generic.TABLE if carried.table == generic.TABLE.name else catalog.find(family, target)
+        family, _, target = says.table.partition("/")
+        return generic.TABLE if says.table == generic.TABLE.name else catalog.find(family, target)
+    if request.direction == "ms2pt" and target is None:
+        raise UsageError(
+            "The checkpoint carries no provenance, so its target layout is not known.",
+            remedy="Say which convention it follows with --target (and --layout), and give --config; "
+            "if it is a PyTorch checkpoint, use 'ckptbridge convert pt2ms'.",
+            file=request.source,
+        )
     model_type = (config or {}).get("model_type")
     if target == generic.TARGET and model_type not in catalog.model_types():
         return generic.TABLE

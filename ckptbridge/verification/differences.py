@@ -23,7 +23,7 @@ from ckptbridge.formats.tensors import Inventory, TensorSource
 from ckptbridge.verification.comparing import compare_tensor
 from ckptbridge.verification.handoff import Handoff, Overrides, find_handoff
 from ckptbridge.verification.report import TensorResult
-from ckptbridge.verification.weights import compare_weights
+from ckptbridge.verification.weights import NO_CAST, compare_weights
 
 Kind = Literal["removed", "added", "shape", "dtype", "values"]
 Shape = tuple[int, ...]
@@ -247,5 +247,5 @@ def _from_result(result: TensorResult, made_is_b: bool) -> Change:
         result.differing,
         result.first_difference,
         result.max_abs,
-        result.note,
+        result.note.removesuffix(NO_CAST),
     )

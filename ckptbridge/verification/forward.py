@@ -62,12 +62,14 @@ class Reference:
     """The PyTorch side's run; ``floor`` is its float64 run where the compute dtype is lower.
 
     ``repeatable`` says whether two runs gave the same bits; None for a run of another time, from a golden file.
+    ``belongs`` says whether it is known to be of the checkpoint that is judged.
     """
 
     tokens: Array
     stages: Stages
     floor: Stages | None
     repeatable: bool | None
+    belongs: bool
 
 
 @dataclass(frozen=True)
@@ -148,14 +150,14 @@ def reference_run(path: Path | None, model: Model, options: ForwardOptions, cont
     """
     if options.golden is not None and options.golden.exists():
         golden = read_golden(options.golden)
-        check_belongs(options.golden, golden, content, model.config)
+        belongs = check_belongs(options.golden, golden, content, model.config)
         if golden.dtype != options.dtype:
             raise UsageError(
                 f"The golden file was computed in {golden.dtype}, and {options.dtype} is asked for.",
                 remedy=f"Give --dtype {golden.dtype}.",
                 file=options.golden,
             )
-        return Reference(golden.tokens, golden.stages, golden.floor, None)
+        return Reference(golden.tokens, golden.stages, golden.floor, None, belongs)
     if path is None:
         raise UsageError(
             "There is no PyTorch side to compare with.", remedy="Name the PyTorch checkpoint, or give --golden FILE."
@@ -173,7 +175,7 @@ def reference_run(path: Path | None, model: Model, options: ForwardOptions, cont
             options.golden,
             Golden(tokens, stages, floor, options.dtype, dict(model.config), content, path.name, versions()),
         )
-    return Reference(tokens, stages, floor, repeatable)
+    return Reference(tokens, stages, floor, repeatable, True)
 
 
 def run_forward(ms: Path, reference: Reference, model: Model, options: ForwardOptions) -> ForwardResult:

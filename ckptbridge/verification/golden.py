@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ckptbridge.errors import FormatError, OutputError, UsageError
+from ckptbridge.verification.handoff import differing_keys
 from ckptbridge.verification.sides.stages import Stages
 
 SCHEMA = "1"
@@ -79,16 +80,23 @@ def check_golden(path: Path, reading: bool, writing: bool) -> None:
         raise OutputError("The golden file cannot be written there.", remedy="Name another place.", file=path)
 
 
-def check_belongs(path: Path, golden: Golden, content: str, config: Mapping[str, Any]) -> None:
-    """Raise UsageError for the run of another checkpoint, as far as digests (``content``, if known) or sizes tell."""
-    same_algorithm = content.partition(":")[0] == golden.content.partition(":")[0]
-    sizes = {name: (golden.config.get(name), config.get(name)) for name in ("model_type", "hidden_size", "vocab_size")}
-    if (content and same_algorithm and content != golden.content) or any(a != b for a, b in sizes.values()):
+def check_belongs(path: Path, golden: Golden, content: str, config: Mapping[str, Any]) -> bool:
+    """Raise UsageError for the run of another checkpoint or config; False where no digest (``content``) can tell."""
+    comparable = content.partition(":")[0] == golden.content.partition(":")[0]
+    differing = differing_keys(golden.config, config)
+    if differing and not (comparable and content != golden.content):
+        raise UsageError(
+            f"The golden file was computed with another config, which differs in: {', '.join(differing)}.",
+            remedy="Write one with the config of the conversion: ckptbridge verify PT --config FILE --golden FILE.",
+            file=path,
+        )
+    if comparable and content != golden.content:
         raise UsageError(
             f"The golden file was written from another checkpoint, '{golden.source}'.",
             remedy="Write one from the checkpoint that was handed over: ckptbridge verify PT --golden FILE.",
             file=path,
         )
+    return comparable
 
 
 def read_golden(path: Path) -> Golden:

@@ -175,20 +175,47 @@ def _both(pt: Side, ms: Side, overrides: Overrides, notes: list[str]) -> Handoff
     elif not _made_from(carried, source):
         notes.append("The provenance names other source files than those compared here (by name and size).")
     request = _request(source, made, "ms2pt" if back else "pt2ms", overrides, carried)
-    known = understand(request, _recorded_config(request, carried))
+    judged = _with_source_config(request, carried, notes) if carried is not None else None
+    known = understand(request, judged)
     record = carried.record if carried is not None else {}
+    absent = _names(record.get("absent"))
+    if absent:
+        notes.append(f"{len(absent)} tensor(s) are absent, as the provenance declares.")
     return Handoff(pt, ms, known, request, _recorded(record), record, tuple(notes))
 
 
-def _recorded_config(request: Request, carried: Carried | None) -> Mapping[str, Any] | None:
-    """The config that the conversion used: its record's, the output's, with what the source was quantised by."""
-    if carried is None or carried.config is None:
-        return None
+# What a conversion itself changes in a config, and what says nothing of the model.
+_CHANGEABLE = frozenset(
+    ["quantization_config", "dtype", "torch_dtype", "transformers_version", "_name_or_path", "architectures"]
+)
+
+
+def _with_source_config(request: Request, carried: Carried, notes: list[str]) -> Carried:
+    """The record with the config that the conversion used: the output's, and what the source was quantised by.
+
+    A config.json beside the weights that is another is noted.
+    """
+    if carried.config is None or request.config is not None:
+        return carried
     try:
-        beside = find_config(request, None) or {}
+        beside = find_config(request, None)
     except ConfigError:  # it was not the one that was used
-        beside = {}
-    return {**{k: beside[k] for k in ("quantization_config",) if k in beside}, **carried.config}
+        beside = None
+    if beside is None:
+        return carried
+    differing = differing_keys(beside, carried.config)
+    if differing:
+        notes.append(
+            f"Judged by the config that the conversion recorded; the config.json beside '{request.source}' "
+            f"differs in: {', '.join(differing)}."
+        )
+    quantised = {k: beside[k] for k in ("quantization_config",) if k in beside}
+    return replace(carried, config={**quantised, **carried.config})
+
+
+def differing_keys(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[str]:
+    """The keys of two configs whose values differ, but for those that a conversion changes."""
+    return sorted(k for k in (a.keys() | b.keys()) - _CHANGEABLE if a.get(k) != b.get(k))
 
 
 def _recorded(record: Mapping[str, Any]) -> dict[str, str]:
@@ -213,14 +240,6 @@ def _request(source: Side, made: Side, direction: Direction, overrides: Override
         return request
     record = carried.record
     dtype = record.get("dtype")
-    if direction == "pt2ms" and overrides.target is None and overrides.mapping is None:
-        if carried.custom_table:
-            raise UsageError(
-                f"The checkpoint was written with a table of the user's own, '{carried.table}'.",
-                remedy="Give that table with --mapping FILE.",
-                file=made.path,
-            )
-        request = replace(request, target=carried.table.partition("/")[2], layout={**carried.layout, **request.layout})
     return replace(
         request,
         dtype=dtype if isinstance(dtype, str) else None,

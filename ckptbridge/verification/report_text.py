@@ -97,6 +97,11 @@ def _metrics(section: ForwardSection, m: Metrics) -> Iterator[str]:
     else:
         passes = f"smallest atol that passes {m.needed_atol(section.rtol):.2e}"
     yield f"    max |a-b| {m.max_abs:.2e}{limits}   {passes}"
+    if used is not None and (used.atol > section.atol or used.rtol > section.rtol):
+        yield (
+            f"    atol {section.atol:.1e}, rtol {section.rtol:g} were asked for, which correct kernels in "
+            f"{section.dtype} do not reach"
+        )
     cosine = "-" if m.cosine is None else f"{m.cosine:.10f}"
     yield f"    mean {m.mean_abs:.1e}   rms {m.rms:.1e}   max relative {m.max_rel:.1e}   cosine {cosine}"
     if m.tokens is not None:

@@ -65,6 +65,7 @@ def run_verify(
     forward: ForwardSection | None = None
     controls: tuple[ControlResult, ...] = ()
     actions: tuple[Action, ...] = ()
+    forward_notes: tuple[str, ...] = ()
     if judges_forward:
         model = Model(handoff.known.config or {}, handoff.known.expansion)
         if not model.config:
@@ -78,6 +79,7 @@ def run_verify(
                 return Golden(options.golden, reference)
             result = run_forward(handoff.ms.path, reference, model, options)
             forward, controls, actions = result.section, result.controls, tuple(numerics.actions)
+            forward_notes = tuple(_forward_notes(handoff, options, reads_golden, reference.belongs))
     golden = f"golden file {options.golden}" if options.golden is not None else ""
     return VerifyReport(
         pytorch=str(handoff.pt.path) if handoff.pt is not None else golden,
@@ -88,7 +90,10 @@ def run_verify(
         actions=actions,
         environment=environment(options.device, options.ms_device),
         provenance=handoff.record,
-        notes=(*handoff.notes, *(_forward_notes(handoff, options, reads_golden) if forward is not None else ())),
+        notes=(
+            *handoff.notes,
+            *forward_notes,
+        ),
         tool=f"ckptbridge {ckptbridge.__version__}",
     )
 
@@ -107,7 +112,7 @@ def _content(handoff: Handoff, weights: WeightsSection | None) -> str:
     return content_of(handoff.pt.inventory) if handoff.pt is not None else handoff.recorded.get("pt", "")
 
 
-def _forward_notes(handoff: Handoff, options: ForwardOptions, reads_golden: bool) -> Iterator[str]:
+def _forward_notes(handoff: Handoff, options: ForwardOptions, reads_golden: bool, belongs: bool) -> Iterator[str]:
     yield from notes_of(options)
     if options.golden is not None:
         yield (
@@ -115,6 +120,8 @@ def _forward_notes(handoff: Handoff, options: ForwardOptions, reads_golden: bool
             if reads_golden
             else f"The PyTorch side's run was written to the golden file {options.golden}."
         )
+    if not belongs:
+        yield "No digest tells whether the golden file was written from the checkpoint that was handed over."
     lossy = handoff.record.get("lossy")
     for step in lossy if isinstance(lossy, list) else []:
         if isinstance(step, dict):

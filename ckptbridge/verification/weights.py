@@ -25,6 +25,7 @@ from ckptbridge.formats.tensors import Inventory, TensorSource
 from ckptbridge.verification.comparing import Found, compare_tensor
 from ckptbridge.verification.report import TensorResult, WeightsSection, weights_section
 
+NO_CAST = ", and no cast is declared"
 _THREADS = 2
 _LARGE = 64 << 20  # bytes: tensors of so many go first, so that no thread ends with one while the other has nothing
 
@@ -183,7 +184,7 @@ class _Comparing:
             note = f"expected {list(spec.shape)}, found {list(actual.spec.shape)}"
             return Outcome(replace(base, status="shape", shape=actual.spec.shape, note=note), {})
         if actual.spec.dtype != spec.dtype:
-            note = f"expected {spec.dtype}, found {actual.spec.dtype}, and no cast is declared"
+            note = f"expected {spec.dtype}, found {actual.spec.dtype}{NO_CAST}"
             return Outcome(replace(base, status="dtype", dtype=actual.spec.dtype.name, note=note), {})
         return self._compared(record, actual, base)
 

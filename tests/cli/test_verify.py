@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import shutil
+import signal
 import subprocess
 import sys
+import time
 import xml.etree.ElementTree as ET
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import mindspore
 import numpy as np
 import pytest
 import torch
@@ -217,8 +220,9 @@ def test_activations_have_options_of_their_own(ckptbridge: Command) -> None:
     assert "--atol" in ckptbridge("verify", "activations", "--help").out
     assert "--golden" not in ckptbridge("verify", "activations", "--help").out
     assert "No such option '--junit'" in ckptbridge("verify", "activations", "--junit", "a.xml").err
-    ran = ckptbridge("verify", "activations", "--device", "cuda")
-    assert ran.code == 2 and "--device cpu" in ran.err
+    for device in ("cuda", "abacus"):
+        ran = ckptbridge("verify", "activations", "--device", device)
+        assert ran.code == 2 and "--device cpu" in ran.err and "not foreseen" not in ran.err
 
 
 # --- golden files ----------------------------------------------------------------------------
@@ -238,7 +242,8 @@ def test_a_golden_file_is_never_written_over(made: Path, tmp_path: Path, ckptbri
     ran = ckptbridge("verify", made / "hf", "--golden", golden, "--length", "8")
     assert ran.code == 0 and f"wrote {golden}" in ran.out
     before = golden.read_bytes()
-    expect_2(ckptbridge("verify", made / "other", "--golden", golden, "--length", "8"), "there already")
+    expect_2(ckptbridge("verify", made / "other", "--golden", golden), "there already")
+    expect_2(ckptbridge("verify", made / "m.ckpt", "--golden", golden, "--seed", "3"), "--seed would change nothing")
     assert golden.read_bytes() == before
     expect_2(ckptbridge("verify", made / "hf", "--golden", tmp_path / "none" / "run.golden"), "cannot be written")
 
@@ -259,6 +264,27 @@ def test_a_golden_file_belongs_to_one_checkpoint(made: Path, tmp_path: Path, ckp
     shutil.copy(made / "m.ckpt", tmp_path / "m.ckpt")
     expect_2(ckptbridge("verify", tmp_path / "m.ckpt", "--golden", other), "another checkpoint, 'trained'")
     assert ckptbridge("verify", tmp_path / "m.ckpt", "--golden", golden).code == 0
+
+
+def test_a_golden_file_says_how_it_is_read(made: Path, tmp_path: Path, ckptbridge: Command) -> None:
+    ran = ckptbridge("verify", made / "hf", "--golden", tmp_path / "a", "--length", "8", "--dtype", "float32")
+    assert "--golden a --dtype float32'" in ran.out
+    ran = ckptbridge("verify", made / "hf", "--golden", tmp_path / "b", "--length", "8", "--json")
+    assert json.loads(ran.out) == {"golden": str(tmp_path / "b"), "dtype": "float64"}
+
+
+def test_a_golden_file_that_no_digest_places_is_doubted(made: Path, tmp_path: Path, ckptbridge: Command) -> None:
+    assert ckptbridge("convert", "pt2ms", made / "hf", tmp_path / "m.ckpt", "--digest", "sha256").code == 0
+    (tmp_path / "deep" / "er" / "away").mkdir(parents=True)
+    (tmp_path / "m.ckpt").rename(tmp_path / "deep" / "er" / "away" / "m.ckpt")
+    assert ckptbridge("verify", made / "hf", "--golden", tmp_path / "g", "--length", "8").code == 0
+    ran = ckptbridge("verify", tmp_path / "deep" / "er" / "away" / "m.ckpt", "--golden", tmp_path / "g")
+    assert ran.code == 0 and "No digest tells" in ran.out
+
+
+def test_a_tolerance_that_the_type_does_not_reach_is_told(made: Path, ckptbridge: Command) -> None:
+    ran = ckptbridge("verify", made / "m.ckpt", "--level", "forward", "--dtype", "float32", "--atol", "1e-9")
+    assert ran.code == 0 and "which correct kernels in float32 do not reach" in ran.out
 
 
 def test_a_mistyped_golden_file_is_named(made: Path, tmp_path: Path, ckptbridge: Command) -> None:
@@ -282,7 +308,7 @@ def test_a_declared_cast_is_told(made: Path, tmp_path: Path, ckptbridge: Command
     assert "declares a lossy step, cast float32 -> bfloat16" in ran.out
     assert ran.code == 1  # the logits are not those of float32
     differs = ckptbridge("diff", made / "hf", tmp_path / "half.ckpt", "--through-table")
-    assert differs.code == 1 and "19 of other dtype" in differs.out
+    assert differs.code == 1 and "19 of other dtype" in differs.out and "no cast is declared" not in differs.out
     assert ckptbridge("diff", made / "hf", made / "m.ckpt", "--through-table").code == 0
 
 
@@ -303,6 +329,46 @@ def test_the_config_of_the_conversion_is_the_one_that_is_judged_by(
     ):
         ran = ckptbridge(*line)
         assert ran.code == 0, ran.out + ran.err
+
+
+def test_a_config_beside_the_weights_that_is_another_is_noted(made: Path, tmp_path: Path, ckptbridge: Command) -> None:
+    shutil.copytree(made / "hf", tmp_path / "hf")
+    config = json.loads((tmp_path / "hf" / "config.json").read_text())
+    (tmp_path / "hf" / "config.json").write_text(json.dumps({**config, "rms_norm_eps": 0.1}))
+    line = ("convert", "pt2ms", tmp_path / "hf", tmp_path / "m.ckpt", "--config", made / "hf" / "config.json")
+    assert ckptbridge(*line).code == 0
+    ran = ckptbridge("verify", tmp_path / "hf", tmp_path / "m.ckpt", "--level", "weights")
+    assert ran.code == 0 and "differs in: rms_norm_eps" in ran.out
+    # A golden file of the config beside is that of another network.
+    assert ckptbridge("verify", tmp_path / "hf", "--golden", tmp_path / "g", "--length", "8").code == 0
+    expect_2(ckptbridge("verify", tmp_path / "m.ckpt", "--golden", tmp_path / "g"), "another config", "rms_norm_eps")
+
+
+def test_options_against_the_provenance_are_refused(made: Path, tmp_path: Path, ckptbridge: Command) -> None:
+    made_of = ("convert", "pt2ms", made / "hf", tmp_path / "c.ckpt")
+    assert ckptbridge(*made_of, "--layout", "attention=contiguous", "--layout", "mlp=contiguous").code == 0
+    for command in (("verify", "--level", "weights"), ("diff", "--through-table")):
+        line = (*command, made / "hf", tmp_path / "c.ckpt")
+        assert ckptbridge(*line, "--target", "mindformers").code == 0  # the layout is still the recorded one
+        expect_2(ckptbridge(*line, "--layout", "attention=interleaved"), "The provenance says attention=contiguous")
+        expect_2(ckptbridge(*line, "--target", "hf"), "The provenance says the table qwen3/mindformers")
+
+
+def test_a_way_back_from_a_bare_checkpoint_is_judged_by_its_own_record(
+    made: Path, tmp_path: Path, ckptbridge: Command
+) -> None:
+    """As MindSpore saves it: without provenance; what ms2pt wrote of it says how."""
+    loaded = mindspore.load_checkpoint(str(made / "m.ckpt"))
+    loaded.pop("append_info")
+    tensors = [{"name": name, "data": parameter} for name, parameter in loaded.items()]
+    mindspore.save_checkpoint(tensors, str(tmp_path / "trained.ckpt"))
+    line = ("convert", "ms2pt", tmp_path / "trained.ckpt", tmp_path / "back", "--target", "mindformers")
+    assert ckptbridge(*line, "--config", made / "hf" / "config.json").code == 0
+    for paths in ((tmp_path / "back", tmp_path / "trained.ckpt"), (tmp_path / "back",)):
+        ran = ckptbridge("verify", *paths, "--length", "8")
+        assert ran.code == 0, ran.out + ran.err
+    ran = ckptbridge("diff", tmp_path / "back", tmp_path / "trained.ckpt", "--through-table")
+    assert ran.code == 0, ran.out + ran.err
 
 
 def test_two_of_one_side_are_told(made: Path, tmp_path: Path, ckptbridge: Command) -> None:
@@ -356,6 +422,54 @@ def test_a_report_that_cannot_be_written_is_told_before_the_work(made: Path, ckp
     ran = ckptbridge("verify", made / "hf", made / "m.ckpt", "--report", made / "none" / "verify.json")
     expect_2(ran, "The report cannot be written")
     assert ran.err.startswith("error: ")  # nothing was understood before it
+
+
+def test_a_report_replaces_nothing_but_a_report(made: Path, tmp_path: Path, ckptbridge: Command) -> None:
+    shutil.copy(made / "m.ckpt", tmp_path / "m.ckpt")
+    shutil.copytree(made / "hf", tmp_path / "hf")
+    (tmp_path / "tokens.json").write_text("[1, 2, 3]")
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    for option in ("--report", "--junit", "--html"):
+        for victim in ("m.ckpt", "hf/config.json", "hf/model.safetensors", "tokens.json"):
+            ran = ckptbridge("verify", tmp_path / "hf", tmp_path / "m.ckpt", option, tmp_path / victim)
+            expect_2(ran, "no verify has written", option)
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+    line = ("verify", tmp_path / "hf", tmp_path / "m.ckpt", "--level", "weights")
+    one = tmp_path / "verify.out"
+    expect_2(ckptbridge(*line, "--report", one, "--junit", tmp_path / "hf" / ".." / "verify.out"), "name one file")
+    for option in ("--report", "--junit", "--html"):
+        assert ckptbridge(*line, option, one).code == 0
+        assert ckptbridge(*line, option, one).code == 0
+        one.unlink()
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["hf", "m.ckpt", "tokens.json"]
+
+
+def test_options_in_vain_are_in_the_reports_too(made: Path, tmp_path: Path, ckptbridge: Command) -> None:
+    report = tmp_path / "verify.xml"
+    expect_2(ckptbridge("verify", made / "m.ckpt", "--level", "weights", "--prove", "--junit", report), "--prove")
+    assert ET.parse(report).getroot().get("errors") == "1"
+    nowhere = tmp_path / "none" / "verify.html"
+    expect_2(ckptbridge("verify", made / "m.ckpt", "--junit", report, "--html", nowhere), "cannot be written")
+    assert "cannot be written" in report.read_text()
+
+
+def test_a_verify_that_is_stopped_says_so(made: Path, tmp_path: Path) -> None:
+    """Whenever it is stopped: while libraries are imported, and while MindSpore computes."""
+    report = tmp_path / "verify.json"
+    line = [sys.executable, "-m", "ckptbridge", "verify", str(made / "hf"), str(made / "m.ckpt"), "--batch", "60"]
+    for number, seconds in ((signal.SIGINT, 0.8), (signal.SIGTERM, 1.6), (signal.SIGINT, 2.6), (signal.SIGTERM, 4.0)):
+        process = subprocess.Popen(
+            [*line, "--report", str(report)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+        time.sleep(seconds)
+        process.send_signal(number)
+        _, err = process.communicate(timeout=60)
+        if process.returncode in (0, 1):
+            continue  # it was faster
+        assert process.returncode == 128 + number, err
+        assert f"Stopped by {number.name}" in err and "not foreseen" not in err
+        if report.exists():
+            assert f"Stopped by {number.name}" in json.loads(report.read_text())["reason"]
 
 
 def test_nan_on_both_sides_passes_at_no_tolerance(made: Path, tmp_path: Path, ckptbridge: Command) -> None:

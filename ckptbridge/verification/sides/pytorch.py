@@ -18,6 +18,7 @@ from ckptbridge.errors import BackendError, ConfigError, CoverageError, FormatEr
 from ckptbridge.formats.detect import open_inventory
 from ckptbridge.formats.lazy import read_words
 from ckptbridge.formats.tensors import Inventory
+from ckptbridge.verification.sides.devices import check_device
 from ckptbridge.verification.sides.stages import Stages, check_tokens
 
 _SHOWN = 5
@@ -89,7 +90,7 @@ def load(
     torch, transformers = _backends()
     if dtype not in ("float64", "float32", "float16", "bfloat16"):
         raise UsageError(f"The forward cannot be computed in '{dtype}'.", remedy="Use float64 or float32.")
-    _check_device(torch, device)
+    check_device(torch, device)
     settings = _config(path) if config is None else dict(config)
     if settings.get("quantization_config"):
         raise UnsupportedError(
@@ -146,19 +147,6 @@ def _backends() -> tuple[Any, Any]:
             reason=str(error),
         ) from error
     return torch, transformers
-
-
-def _check_device(torch: Any, device: str) -> None:
-    """Raise unless torch knows the device and has it."""
-    try:
-        torch.empty(1, device=device)
-    except (RuntimeError, AssertionError, NotImplementedError) as error:
-        raise BackendError(
-            f"PyTorch cannot use the device '{device}' here.",
-            remedy="Give --device cpu, or run where the device and a PyTorch for it are installed.",
-            option="--device",
-            reason=(str(error).strip().splitlines() or [type(error).__name__])[0],
-        ) from None
 
 
 def _config(path: Path) -> dict[str, Any]:

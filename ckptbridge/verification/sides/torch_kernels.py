@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from ckptbridge.errors import BackendError
+from ckptbridge.verification.sides.devices import check_device
 from ckptbridge.verification.sides.kernels import Floats, KernelSet, NoKernel
 
 
@@ -17,8 +18,7 @@ def kernel_set(device: str = "cpu") -> KernelSet:
         raise BackendError(
             f"PyTorch cannot be imported: {error}", remedy='Install it: pip install "ckptbridge[torch]"'
         ) from error
-    if device.startswith("cuda") and not torch.cuda.is_available():
-        raise BackendError("PyTorch sees no CUDA device.", remedy="Use --device cpu.")
+    check_device(torch, device)
     functional = torch.nn.functional
 
     def rope(x: Any, angle: Any) -> Any:
