@@ -139,11 +139,11 @@ def main(args: Sequence[str] | None = None) -> NoReturn:
         code = error.exit_code
         if "--json" in arguments:
             _print_json(error)
-    if args is None and isinstance(code, int) and code > 128 and "mindspore" in sys.modules:
-        # MindSpore's threads end the process with an abort when it is torn down while they work.
+    if args is None and _asked:
+        # A framework that is torn down while it works, or while it is being imported, ends the process with an abort.
         sys.stdout.flush()
         sys.stderr.flush()
-        os._exit(code)
+        os._exit(code if isinstance(code, int) else 0)
     sys.exit(code if isinstance(code, int) else 0)
 
 

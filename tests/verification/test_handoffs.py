@@ -143,7 +143,7 @@ def test_rows_in_the_wrong_order_are_found_where_they_first_matter(
     report = run_verify(
         (hf, wrong),
         "all",
-        Overrides(target="mindformers", layout={"attention": "interleaved"}),
+        Overrides(target="mindformers", layout={"attention": "interleaved"}, config=hf / "config.json"),
         ForwardOptions(length=LENGTH),
     )
     assert isinstance(report, VerifyReport)
@@ -292,7 +292,8 @@ def test_all_layouts_of_a_target_are_judged_as_what_they_are(saved: Callable[[st
     for k, (attention, mlp) in enumerate(layouts):
         path = with_layout(tmp_path / f"{k}.ckpt", hf, attention=attention, mlp=mlp)
         for a, m in layouts:
-            overrides = Overrides(target="mindformers", layout={"attention": a, "mlp": m})
+            layout = {"attention": a, "mlp": m}
+            overrides = Overrides(target="mindformers", layout=layout, config=hf / "config.json")
             report = run_verify((hf, path), "forward", overrides, ForwardOptions(length=LENGTH))
             assert isinstance(report, VerifyReport)
             assert (report.verdict == "holds") == ((a, m) == (attention, mlp))
