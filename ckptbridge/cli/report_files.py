@@ -44,11 +44,7 @@ class ReportFiles:
     def claim(self) -> None:
         """Remove the reports of an earlier run; raises OutputError where none can be written."""
         for path in self._paths.values():
-            if path.is_file():
-                _put(path, "")
-                path.unlink()
-        for path in self._paths.values():
-            if not path.exists():
+            if path.is_file() or not path.exists():  # a pipe or a device stays as it is
                 _put(path, "")
                 path.unlink()
 

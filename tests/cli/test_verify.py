@@ -464,7 +464,7 @@ def test_a_verify_that_is_stopped_says_so(made: Path, tmp_path: Path) -> None:
         time.sleep(seconds)
         process.send_signal(number)
         _, err = process.communicate(timeout=60)
-        if process.returncode in (0, 1):
+        if process.returncode in (0, 1) and seconds > 1:
             continue  # it was faster
         assert process.returncode == 128 + number, err
         assert f"Stopped by {number.name}" in err and "not foreseen" not in err
