@@ -11,8 +11,8 @@ from ckptbridge.conversion.planner import make_plan
 from ckptbridge.conversion.request import Request
 from ckptbridge.conversion.run import Summary, run
 from ckptbridge.errors import UsageError
-from ckptbridge.verification.forward import ForwardOptions
 from ckptbridge.verification.handoff import Overrides
+from ckptbridge.verification.options import ForwardOptions
 from ckptbridge.verification.report import VerifyReport
 from ckptbridge.verification.session import Level, run_verify
 

@@ -179,8 +179,8 @@ def _given() -> set[str]:
 
 def _verify(options: dict[str, Any]) -> VerifyReport | Golden:
     from ckptbridge.cli.show import ComparisonBar, compared_lines
-    from ckptbridge.verification.forward import ForwardOptions
     from ckptbridge.verification.handoff import Overrides
+    from ckptbridge.verification.options import ForwardOptions
     from ckptbridge.verification.session import run_verify
 
     names = ("atol", "rtol", "dtype", "tokens", "batch", "length", "seed", "device", "ms_device", "pt_model", "ms_net")

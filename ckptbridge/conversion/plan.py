@@ -54,6 +54,16 @@ class Record:
         """Whether words change their type on the way."""
         return any(source.spec.dtype != self.spec.dtype for source in self.sources)
 
+    @property
+    def renamed_from(self) -> str | None:
+        """The source tensor whose bytes the record carries over unchanged, if there is one."""
+        if len(self.sources) != 1 or len(self.blocks) != 1 or self.cast or any(self.scales):
+            return None
+        source = self.sources[0]
+        left, right = self.blocks[0].left, self.blocks[0].right
+        plain = source.contiguous and source.spec.shape == self.spec.shape and left.axes == right.axes
+        return source.spec.name if plain and not any(left.start) else None
+
 
 @dataclass(frozen=True, slots=True)
 class OutputFile:

@@ -19,7 +19,7 @@ from ckptbridge.conversion.copier import lay_out, write_at, write_records
 from ckptbridge.conversion.destination import embedded, seal_file
 from ckptbridge.conversion.digests import content_digest
 from ckptbridge.conversion.journal import Finished, Found, Journal
-from ckptbridge.conversion.plan import Plan, Record
+from ckptbridge.conversion.plan import Plan
 from ckptbridge.conversion.provenance import FILE_NAME
 from ckptbridge.conversion.reading import digest_tensors, equal_tensors
 from ckptbridge.conversion.request import Request
@@ -234,7 +234,7 @@ def _start_digests(
 ) -> Future[dict[str, str]] | None:
     if algorithm == "none":
         return None
-    carried = {renamed_from(record) for record in plan.records}  # their bytes pass anyway
+    carried = {record.renamed_from for record in plan.records}  # their bytes pass anyway
     rest = [tensor for name, tensor in plan.inventory.tensors.items() if name not in carried]
     return pool.submit(digest_tensors, rest, files, algorithm)
 
@@ -275,16 +275,6 @@ def _write(
     return lost, taken_over, tally
 
 
-def renamed_from(record: Record) -> str | None:
-    """The source tensor whose bytes a record carries over unchanged, if there is one."""
-    if len(record.sources) != 1 or len(record.blocks) != 1 or record.cast or any(record.scales):
-        return None
-    source = record.sources[0]
-    view = record.blocks[0].left, record.blocks[0].right
-    plain = source.contiguous and source.spec.shape == record.spec.shape and view[0].axes == view[1].axes
-    return source.spec.name if plain and not any(view[0].start) else None
-
-
 def _finish_trail(
     plan: Plan, algorithm: str, sources: Mapping[str, str] | None, tally: Tally, lost: CastCount
 ) -> dict[str, Any]:
@@ -294,7 +284,7 @@ def _finish_trail(
     here, there = ("pt", "ms") if plan.direction == "pt2ms" else ("ms", "pt")
     known = dict(sources)
     for record in plan.records:
-        name = renamed_from(record)
+        name = record.renamed_from
         if name is not None:
             known[name] = tally.digests[record.spec.name]
     content = {

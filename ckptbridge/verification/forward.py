@@ -17,6 +17,7 @@ from ckptbridge.verification.control import run_control
 from ckptbridge.verification.golden import Golden, check_belongs, read_golden, write_golden
 from ckptbridge.verification.metrics import Judgement, Metrics, compare, compare_logits, judge
 from ckptbridge.verification.noise import NoiseFloor, judge_with_noise, noise_floor
+from ckptbridge.verification.options import ForwardOptions
 from ckptbridge.verification.report import ControlResult, ForwardSection, StageResult, forward_section, stage_noise
 from ckptbridge.verification.sides import user
 from ckptbridge.verification.sides.stages import Stages
@@ -26,27 +27,6 @@ Forward = Callable[[Array], Stages]
 
 DEFAULT_LENGTH = 512
 MINDFORMERS = "mindformers"  # the built-in name that --ms-net takes besides MODULE:FUNCTION
-
-
-@dataclass(frozen=True)
-class ForwardOptions:
-    """What the command line says of the forward level."""
-
-    atol: float = 1e-5
-    rtol: float = 0.0
-    dtype: str = "float64"
-    tokens: Path | None = None
-    batch: int = 1
-    length: int | None = None
-    seed: int = 0
-    device: str = "cpu"
-    ms_device: str = "CPU"
-    pt_model: str | None = None
-    ms_net: str | None = None
-    golden: Path | None = None
-    equal_nan: bool = False
-    prove: bool = False
-    bitwise: bool = True
 
 
 @dataclass(frozen=True)

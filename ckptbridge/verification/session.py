@@ -5,26 +5,21 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import ckptbridge
 from ckptbridge.conversion.tally import Progress
 from ckptbridge.errors import CkptBridgeError, CoverageError, UsageError
 from ckptbridge.verification.environment import environment
-from ckptbridge.verification.forward import (
-    ForwardOptions,
-    Model,
-    Reference,
-    check_options,
-    notes_of,
-    reference_run,
-    run_forward,
-)
-from ckptbridge.verification.golden import check_golden
 from ckptbridge.verification.handoff import Handoff, Overrides, find_handoff
-from ckptbridge.verification.numerics import Action, deterministic
+from ckptbridge.verification.options import ForwardOptions
 from ckptbridge.verification.report import ControlResult, ForwardSection, VerifyReport, WeightsSection
 from ckptbridge.verification.weights import compare_weights, content_of
+
+# The forward level is imported where it is judged: the weights level alone should not wait for it.
+if TYPE_CHECKING:
+    from ckptbridge.verification.forward import Reference
+    from ckptbridge.verification.numerics import Action
 
 Level = Literal["weights", "forward", "all"]
 
@@ -35,6 +30,16 @@ class Golden:
 
     path: Path
     reference: Reference
+
+
+@dataclass(frozen=True)
+class _Forward:
+    """What the forward level adds to a report; nothing where it was not asked for."""
+
+    section: ForwardSection | None = None
+    controls: tuple[ControlResult, ...] = ()
+    actions: tuple[Action, ...] = ()
+    notes: tuple[str, ...] = ()
 
 
 def run_verify(
@@ -50,50 +55,35 @@ def run_verify(
     ``understood`` is told what is compared, before the long work; ``progress`` the bytes of weights compared.
     Raises the error family for what cannot be judged at all; a level that does not hold is in the report.
     """
-    if level in ("forward", "all"):
+    judges_forward = level in ("forward", "all")
+    if judges_forward:
+        from ckptbridge.verification.forward import check_options
+
         check_options(options)
     handoff = find_handoff(paths, overrides, alone=options.golden is not None)
-    judges_forward = level in ("forward", "all")
-    reads_golden = options.golden is not None and options.golden.exists()
     if options.golden is not None and judges_forward:
+        from ckptbridge.verification.golden import check_golden
+
         check_golden(options.golden, reading=handoff.ms is not None, writing=handoff.pt is not None)
     if understood is not None:
         understood(handoff)
     weights = None
     if level in ("weights", "all") and handoff.pt is not None and handoff.ms is not None:
         weights = _weights(handoff, progress)
-    forward: ForwardSection | None = None
-    controls: tuple[ControlResult, ...] = ()
-    actions: tuple[Action, ...] = ()
-    forward_notes: tuple[str, ...] = ()
-    if judges_forward:
-        model = Model(handoff.known.config or {}, handoff.known.expansion)
-        if not model.config:
-            raise UsageError("The forward needs the model's config.", remedy="Give --config FILE, or --level weights.")
-        content = _content(handoff, weights) if options.golden is not None else ""
-        here = handoff.pt is not None and not reads_golden
-        with deterministic(torch=here, mindspore=handoff.ms is not None) as numerics:
-            reference = reference_run(handoff.pt.path if handoff.pt is not None else None, model, options, content)
-            if handoff.ms is None:
-                assert options.golden is not None
-                return Golden(options.golden, reference)
-            result = run_forward(handoff.ms.path, reference, model, options)
-            forward, controls, actions = result.section, result.controls, tuple(numerics.actions)
-            forward_notes = tuple(_forward_notes(handoff, options, reads_golden, reference.belongs))
+    judged = _forward(handoff, options, weights) if judges_forward else _Forward()
+    if isinstance(judged, Golden):
+        return judged
     golden = f"golden file {options.golden}" if options.golden is not None else ""
     return VerifyReport(
         pytorch=str(handoff.pt.path) if handoff.pt is not None else golden,
         mindspore=str(handoff.ms.path) if handoff.ms is not None else "",
         weights=weights,
-        forward=forward,
-        controls=controls,
-        actions=actions,
+        forward=judged.section,
+        controls=judged.controls,
+        actions=judged.actions,
         environment=environment(options.device, options.ms_device),
         provenance=handoff.record,
-        notes=(
-            *handoff.notes,
-            *forward_notes,
-        ),
+        notes=(*handoff.notes, *judged.notes),
         tool=f"ckptbridge {ckptbridge.__version__}",
     )
 
@@ -105,6 +95,27 @@ def unjudged(paths: tuple[Path, ...], error: CkptBridgeError) -> VerifyReport:
     return VerifyReport(pytorch, mindspore, error=str(error), tool=f"ckptbridge {ckptbridge.__version__}")
 
 
+def _forward(handoff: Handoff, options: ForwardOptions, weights: WeightsSection | None) -> _Forward | Golden:
+    """Run both sides and judge the logits, or write the golden file where there is no MindSpore side."""
+    from ckptbridge.verification.forward import Model, reference_run, run_forward
+    from ckptbridge.verification.numerics import deterministic
+
+    model = Model(handoff.known.config or {}, handoff.known.expansion)
+    if not model.config:
+        raise UsageError("The forward needs the model's config.", remedy="Give --config FILE, or --level weights.")
+    content = _content(handoff, weights) if options.golden is not None else ""
+    reads_golden = options.golden is not None and options.golden.exists()
+    here = handoff.pt is not None and not reads_golden
+    with deterministic(torch=here, mindspore=handoff.ms is not None) as numerics:
+        reference = reference_run(handoff.pt.path if handoff.pt is not None else None, model, options, content)
+        if handoff.ms is None:
+            assert options.golden is not None
+            return Golden(options.golden, reference)
+        result = run_forward(handoff.ms.path, reference, model, options)
+        notes = tuple(_forward_notes(handoff, options, reads_golden, reference.belongs))
+        return _Forward(result.section, result.controls, tuple(numerics.actions), notes)
+
+
 def _content(handoff: Handoff, weights: WeightsSection | None) -> str:
     """The content digest of the PyTorch side: of its file where it is here, else as the provenance records it."""
     if weights is not None:
@@ -113,6 +124,8 @@ def _content(handoff: Handoff, weights: WeightsSection | None) -> str:
 
 
 def _forward_notes(handoff: Handoff, options: ForwardOptions, reads_golden: bool, belongs: bool) -> Iterator[str]:
+    from ckptbridge.verification.forward import notes_of
+
     yield from notes_of(options)
     if options.golden is not None:
         yield (

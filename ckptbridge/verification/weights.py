@@ -18,7 +18,6 @@ from ckptbridge.conversion.matching import Matcher
 from ckptbridge.conversion.plan import FileStat, Record
 from ckptbridge.conversion.reading import digest_tensor, digest_tensors, equal_tensors
 from ckptbridge.conversion.request import Request, Understood
-from ckptbridge.conversion.run import renamed_from
 from ckptbridge.conversion.sources import SourceFiles
 from ckptbridge.conversion.tally import Progress
 from ckptbridge.formats.tensors import Inventory, TensorSource
@@ -70,7 +69,7 @@ def compare_weights(
         for path in stats:
             files.map(path)  # opened before there are threads
         comparing = _Comparing(files, other, here, there, algorithm)
-        renamed = {renamed_from(record) for record in matcher.records}
+        renamed = {record.renamed_from for record in matcher.records}
         jobs = [(record.spec.nbytes, partial(comparing.record, record)) for record in matcher.records]
         jobs += [
             (t.spec.nbytes, partial(comparing.digest, here, t))
@@ -192,7 +191,7 @@ class _Comparing:
         hasher = new_hasher(self._algorithm)
         found = compare_tensor(record, actual, self._files, hasher.update)
         digests = {(self._there, record.spec.name): hasher.hexdigest()}
-        origin = renamed_from(record)
+        origin = record.renamed_from
         if origin is not None and not found.differing:
             digests[self._here, origin] = digests[self._there, record.spec.name]
         return Outcome(_result(base, found), digests)

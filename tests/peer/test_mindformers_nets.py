@@ -17,8 +17,8 @@ import transformers
 
 import ckptbridge
 from ckptbridge.errors import CoverageError, UnsupportedError, UsageError
-from ckptbridge.verification.forward import ForwardOptions
 from ckptbridge.verification.handoff import Overrides
+from ckptbridge.verification.options import ForwardOptions
 from ckptbridge.verification.report import ForwardSection
 from ckptbridge.verification.session import run_verify
 

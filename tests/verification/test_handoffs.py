@@ -19,8 +19,8 @@ from nets_oracle import MODELS, save_model
 import ckptbridge
 from ckptbridge import CkptBridgeError
 from ckptbridge.tables import catalog
-from ckptbridge.verification.forward import ForwardOptions
 from ckptbridge.verification.handoff import Overrides
+from ckptbridge.verification.options import ForwardOptions
 from ckptbridge.verification.report import VerifyReport
 from ckptbridge.verification.session import run_verify
 

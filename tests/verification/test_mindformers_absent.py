@@ -7,7 +7,8 @@ from importlib.util import find_spec
 import pytest
 
 from ckptbridge.errors import BackendError, UsageError
-from ckptbridge.verification.forward import ForwardOptions, check_options
+from ckptbridge.verification.forward import check_options
+from ckptbridge.verification.options import ForwardOptions
 
 
 @pytest.mark.skipif(find_spec("mindformers") is not None, reason="mindformers is installed")
