@@ -153,10 +153,11 @@ _OF_THE_PLACE = frozenset([errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EACCES
 
 def as_ours(e: Exception) -> CkptBridgeError:
     """What the user is told of an error, which may be from outside the family."""
+    if _asked and (isinstance(e, BackendError) or not isinstance(e, CkptBridgeError)):
+        # A library that was stopped in the middle of something, its own import included, says so in its own way.
+        return InterruptedByUser(_asked[0][1])
     if isinstance(e, CkptBridgeError):
         return e
-    if _asked:  # a library that was stopped in the middle of something says so in its own way
-        return InterruptedByUser(_asked[0][1])
     if isinstance(e, ImportError):
         return BackendError(
             f"A package cannot be imported: {e}.", remedy="'ckptbridge doctor' says what is broken, and what mends it."

@@ -49,7 +49,10 @@ def write_records(file: OutputFile, first: int, last: int, fd: int, files: Sourc
         for at, filled in ahead(pool, partial(_fill, files), pieces, _AHEAD):
             if at.first:
                 seen = tally.begin()
-            lost += _place(at, filled, files, seen, output)
+            of_piece = _place(at, filled, files, seen, output)
+            if of_piece:
+                lost += of_piece
+                tally.lossy(at.record)
             if at.last:
                 tally.end(at.record, seen)
                 worker.put(partial(files.release, at.record.sources))

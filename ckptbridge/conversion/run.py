@@ -138,7 +138,7 @@ def _carry_out(
         digests = _start_digests(plan, files, request.digest, pool)
         lost, kept, tally = _write(plan, request, files, staging, log, found, progress)
         if lost and not request.allow_overflow:
-            raise _lossy_error(lost)
+            raise _lossy_error(lost, list(tally.lossy_names))
         checked.result()
         provenance = _finish_trail(plan, request.digest, digests.result() if digests else None, tally, lost)
         files.check_unchanged()
@@ -368,11 +368,13 @@ def _changed(plan: Plan, provenance: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def _lossy_error(lost: CastCount) -> DTypeError:
+def _lossy_error(lost: CastCount, names: list[str]) -> DTypeError:
+    """``names`` are those of this run; what an earlier one lost is known by number alone."""
     return DTypeError(
         f"The cast would turn {lost.overflow} finite value(s) into infinity "
         f"and {lost.underflow} non-zero value(s) into zero.",
         remedy="Choose a wider --dtype, or give --allow-overflow if that is acceptable.",
+        tensors=", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "") or None,
         overflow=lost.overflow,
         underflow=lost.underflow,
     )

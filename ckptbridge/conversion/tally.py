@@ -28,12 +28,17 @@ class Tally:
         self.digests: dict[str, str] = {}
         self.crcs: dict[str, int] = {}
         self.bytes = 0
+        self.lossy_names: dict[str, None] = {}  # in the order in which they were written
 
     def moved(self, nbytes: int) -> None:
         """Count bytes that are in place."""
         self.bytes += nbytes
         if self._progress is not None:
             self._progress(nbytes)
+
+    def lossy(self, record: Record) -> None:
+        """A cast of the record lost values."""
+        self.lossy_names[record.spec.name] = None
 
     def kept(self, record: Record, digest: str, crc: int) -> None:
         """Take a record that an earlier run has written."""

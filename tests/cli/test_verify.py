@@ -20,6 +20,9 @@ import torch
 import transformers
 from safetensors.numpy import load_file, save_file
 
+from ckptbridge.cli import main
+from ckptbridge.errors import BackendError, OutputError
+
 Command = Callable[..., Any]
 
 
@@ -470,6 +473,17 @@ def test_a_verify_that_is_stopped_says_so(made: Path, tmp_path: Path) -> None:
         assert f"Stopped by {number.name}" in err and "not foreseen" not in err
         if report.exists():
             assert f"Stopped by {number.name}" in json.loads(report.read_text())["reason"]
+
+
+def test_a_library_that_a_signal_stops_while_it_is_imported_is_not_called_broken(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What MindSpore then raises is "initialization failed": an ImportError, told as a backend that is not usable."""
+    broken, output = BackendError("MindSpore cannot be imported: initialization failed"), OutputError("A full disk.")
+    assert main.as_ours(broken) is broken
+    monkeypatch.setattr(main, "_asked", [(0.0, signal.SIGTERM)])
+    assert main.as_ours(broken).exit_code == main.as_ours(ImportError("no")).exit_code == 128 + signal.SIGTERM
+    assert main.as_ours(output) is output
 
 
 def test_nan_on_both_sides_passes_at_no_tolerance(made: Path, tmp_path: Path, ckptbridge: Command) -> None:
