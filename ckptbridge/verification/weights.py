@@ -167,9 +167,7 @@ class _Comparing:
 
     def digest(self, side: str, source: TensorSource) -> Outcome:
         """A tensor's digest alone."""
-        digest = digest_tensor(source, self._files, self._algorithm)
-        self._files.release([source])
-        return Outcome(None, {(side, source.spec.name): digest})
+        return Outcome(None, {(side, source.spec.name): digest_tensor(source, self._files, self._algorithm)})
 
     def record(self, record: Record) -> Outcome:
         """What the other checkpoint holds for a record, against what it should."""
@@ -192,7 +190,6 @@ class _Comparing:
     def _compared(self, record: Record, actual: TensorSource, base: TensorResult) -> Outcome:
         hasher = new_hasher(self._algorithm)
         found = compare_tensor(record, actual, self._files, hasher.update)
-        self._files.release([actual, *record.sources])
         digests = {(self._there, record.spec.name): hasher.hexdigest()}
         origin = record.renamed_from
         if origin is not None and not found.differing:
