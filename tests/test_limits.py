@@ -126,13 +126,14 @@ from ckptbridge.cli.main import main
 try:
     main({arguments!r})
 finally:
-    names = {{name.partition(".")[0] for name, module in sys.modules.items() if module}}
+    loaded = {{name for name, module in sys.modules.items() if module}}
+    names = {{name if name.startswith("ckptbridge.") else name.partition(".")[0] for name in loaded}}
     print(json.dumps(sorted(names)), file=sys.stderr)
 """
 
 
 def imported(arguments: Sequence[object], absent: Sequence[str] = FRAMEWORKS) -> set[str]:
-    """The top-level modules that a command imports; it must work with ``absent`` not installed."""
+    """The top-level modules that a command imports, and those of this package; ``absent`` counts as not installed."""
     code = _WATCHED.format(absent=tuple(absent), arguments=[str(a) for a in arguments])
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
@@ -163,3 +164,11 @@ def test_no_framework_is_imported_where_none_is_needed(tmp_path: Path) -> None:
             if command[0] == "convert":
                 command = [*command, "--overwrite"]
             assert not imported(command, absent=()) & set(FRAMEWORKS), command
+
+
+def test_the_weights_level_waits_for_nothing_of_the_forward(tmp_path: Path) -> None:
+    source = inputs.write(tmp_path / "source", inputs.one_large_tensor(4096 * 64), shards=2, sparse=True)
+    imported(["convert", "pt2ms", source, tmp_path / "m.ckpt", "--quiet"])
+    found = imported(["verify", source, tmp_path / "m.ckpt", "--level", "weights", "--quiet"], absent=())
+    assert "ckptbridge.verification.weights" in found
+    assert not found & {"ckptbridge.verification.forward", "ckptbridge.conversion.run"}
